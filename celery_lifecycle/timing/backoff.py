@@ -11,10 +11,10 @@ _LARGEST_EXPONENT = 64
 
 
 def full_jitter(attempt: int, base: float, cap: float, draw: float) -> Millis:
-    """The delay in milliseconds before the attempt that follows `attempt`: `draw * min(2**attempt * base, cap)`.
+    """Milliseconds to wait before the attempt after `attempt`: `draw * min(2**attempt * base, cap)`.
 
-    `attempt`: counted from 1. `base`, `cap`: seconds. `draw`: a random number, 0 <= draw < 1, made by the caller.
-    Rounded up to the next millisecond; never above the cap. Source of the rule: the retry policy of lifecycle jobs.
+    `attempt`: counted from 1. `base`, `cap`: seconds. `draw`: a random number, 0 <= draw < 1, made by the
+    caller. Rounded up to the next millisecond; never above the cap.
     """
     exponent = min(max(attempt, 0), _LARGEST_EXPONENT)
     return math.ceil(draw * min(2**exponent * base, cap) * 1000)

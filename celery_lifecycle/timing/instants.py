@@ -22,8 +22,8 @@ _MICROSECOND = timedelta(microseconds=1)
 def to_millis(when: datetime) -> Millis:
     """Milliseconds since the epoch of an aware datetime, rounded up to the next millisecond.
 
-    Rounded up, because a job must never start before its time. Dates before 1970 give 0 and dates after 9999
-    give `MAX_MILLIS`, so that `datetime.min` and `datetime.max` can stand for "always" and "never" in a query.
+    Rounded up, because a job must never start before its time. Dates before 1970 give 0 and dates after
+    9999 give `MAX_MILLIS`: `datetime.min` and `datetime.max` can stand for "always" and "never" in a query.
 
     Raises `TimeInvalid` for a naive datetime and for anything that is no datetime.
     """
@@ -50,20 +50,23 @@ def delay_to_millis(delay: timedelta | int | float) -> Millis:
 
     Raises `TimeInvalid` for what is negative, not finite, longer than `datetime` reaches, or no delay at all.
     """
+    # The sign is looked at before rounding: -0.0001 s would become 0.
     if isinstance(delay, timedelta):
+        negative = delay < timedelta(0)
         millis = -(-(delay // _MICROSECOND) // 1000)
     elif isinstance(delay, bool) or not isinstance(delay, (int, float)):
         raise TimeInvalid(
             f"A delay must be a timedelta or seconds (int or float), not {type(delay).__name__} {delay!r}."
         )
     elif isinstance(delay, int):
+        negative = delay < 0
         millis = int(delay) * 1000
     elif math.isfinite(delay):
+        negative = delay < 0
         millis = int((Decimal(float.__repr__(delay)) * 1000).to_integral_value(ROUND_CEILING))
     else:
         raise TimeInvalid(f"A delay must be a finite number of seconds, not {delay!r}.")
-    # `delay < 0` itself is looked at: -0.0001 s would be rounded up to 0.
-    if delay < (timedelta(0) if isinstance(delay, timedelta) else 0):
+    if negative:
         raise TimeInvalid(f"A delay must not be negative, and {delay!r} is. Use 0 for 'at once'.")
     if millis > MAX_MILLIS:
         raise TimeInvalid("A delay must end before the year 10000. Shorten it, or store no job at all.")
@@ -80,8 +83,8 @@ def resolve_when(
 ) -> Millis:
     """The instant that `at=` or `delay=` of a push means; neither means `now`.
 
-    `at`: aware datetime; one in the past is returned as it is, and is due at once. `delay`: timedelta or seconds,
-    not negative, counted from `now` (milliseconds since the epoch).
+    `at`: aware datetime; one in the past is returned as it is, and is due at once. `delay`: timedelta or
+    seconds, not negative, counted from `now` (milliseconds since the epoch).
 
     Raises `TimeInvalid` if both are given, if one is not allowed, or if the sum lies beyond the year 9999.
     """
