@@ -51,12 +51,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         values = [_parameter(*pair) for pair in (pairs.args if pairs else PAIRS)]
         metafunc.parametrize(("database", "broker"), values, indirect=True)
         return
-    defaults = {"database": databases.DATABASES, "broker": brokers.DEFAULT_BROKERS}
+    kinds = {"database": databases.DATABASES, "broker": brokers.DEFAULT_BROKERS}
+    if pairs:  # and the test takes one of the two only
+        kinds = {
+            name: tuple(dict.fromkeys(of))
+            for name, of in zip(kinds, zip(*pairs.args, strict=True), strict=True)
+        }
     for name in wanted:
         mark = chosen[name]
-        metafunc.parametrize(
-            name, [_parameter(kind) for kind in (mark.args if mark else defaults[name])], indirect=True
-        )
+        values = [_parameter(kind) for kind in (mark.args if mark else kinds[name])]
+        metafunc.parametrize(name, values, indirect=True)
 
 
 def _parameter(*kinds: str) -> object:

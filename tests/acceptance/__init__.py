@@ -1,0 +1,1 @@
+"""Acceptance tests: real workers and beats, started by their command line, killed and restarted."""

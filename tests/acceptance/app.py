@@ -1,0 +1,58 @@
+"""The application under test: started as ``celery -A tests.acceptance.app …``, led by environment variables.
+
+======================== ==============================================================
+``BROKER_URL``           the broker; without it, this process's memory
+``BROKER_OPTIONS``       JSON of ``broker_transport_options``
+``DEFAULT_QUEUE``        ``task_default_queue``
+``RESULT_BACKEND``       the result backend; without it, none
+``DATABASE_URL``         the database of the jobs
+``LEDGER``               the file that jobs write their starts and ends into
+``SETTINGS``             JSON of further settings, for one test
+======================== ==============================================================
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+
+from celery import Celery
+
+from tests.acceptance.ledger import Ledger
+
+
+def make_app(environment: Mapping[str, str]) -> Celery:
+    """The application as its workers and beats see it, for use in the test process too."""
+    app = Celery("acceptance", set_as_current=False)
+    app.conf.update(
+        broker_url=environment.get("BROKER_URL", "memory://"),
+        broker_transport_options=json.loads(environment.get("BROKER_OPTIONS", "{}")),
+        broker_connection_retry_on_startup=True,
+        task_default_queue=environment.get("DEFAULT_QUEUE", "celery"),
+        result_backend=environment.get("RESULT_BACKEND") or None,
+        **json.loads(environment.get("SETTINGS", "{}")),
+    )
+    ledger = Ledger(environment.get("LEDGER", os.devnull))
+
+    @app.task(name="ping", shared=False)
+    def ping() -> str:
+        return "pong"
+
+    @app.task(name="note", shared=False)
+    def note(object: str, job: str, seconds: float = 0) -> str:
+        """Stand in the ledger for so long."""
+        with ledger.run(object, job):
+            time.sleep(seconds)
+        return job
+
+    @app.task(name="die", shared=False)
+    def die(object: str, job: str, number: int = signal.SIGKILL) -> None:
+        """Kill the process in the middle of a run."""
+        with ledger.run(object, job):
+            ledger.die(number)
+
+    return app
+
+
+app = make_app(os.environ)
