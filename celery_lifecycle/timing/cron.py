@@ -54,6 +54,11 @@ class Cron:
         found = [self._prev(second, fold) for fold in self._folds]
         return max((time * 1000 for time in found if time is not None), default=None)
 
+    def matches(self, wall: datetime) -> bool:
+        """Whether the expression names this wall time, whatever the clocks do on its day."""
+        in_day = wall.hour in self.fields.hours and wall.minute in self.fields.minutes and wall.second == 0
+        return in_day and wall.day in self._days(wall.year, wall.month)
+
     def count_between(self, after: Millis, until: Millis) -> int:
         """How many nominal times there are with `after < time <= until`.
 
