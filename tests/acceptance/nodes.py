@@ -23,6 +23,7 @@ from pytest_celery import (
     CeleryWorkerCluster,
 )
 
+from tests.acceptance.app import BEAT_READY
 from tests.acceptance.docker_process import DockerProcess
 from tests.acceptance.ledger import Ledger
 from tests.acceptance.process import SIGKILL, LocalProcess, is_gone, signal_number
@@ -349,7 +350,7 @@ class Nodes:
             "--without-gossip",
             *arguments,
         ]
-        process = self._make(command, name, environment, ready_prompt="ready.")
+        process = self._make(command, name, environment, "ready.")
         node = WorkerNode(process, self._app, self._ledger, hostname=hostname, queue=queue)
         return self._start(node, wait)
 
@@ -361,9 +362,10 @@ class Nodes:
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         app: str = APP,
+        ready_prompt: str = BEAT_READY,
         wait: bool = True,
     ) -> BeatNode:
-        """Start a beat with the scheduler of that name."""
+        """Start a beat with the scheduler of that name; another ``app`` needs another ``ready_prompt``."""
         schedule = self._directory / f"{name}-schedule"
         command = [
             *self._celery(app),
@@ -373,7 +375,7 @@ class Nodes:
             f"--loglevel={LOG_LEVEL}",
             *arguments,
         ]
-        process = self._make(command, name, environment, ready_prompt="beat: Starting...")
+        process = self._make(command, name, environment, ready_prompt)
         return self._start(BeatNode(process, self._app, self._ledger), wait)
 
     def teardown(self) -> None:

@@ -4,6 +4,7 @@ pytest-celery's nodes speak to a container: its name, status, log, kill, restart
 that for a process of this machine, in a process group of its own, and leaves nothing behind.
 """
 
+import contextlib
 import os
 import shlex
 import signal
@@ -182,18 +183,23 @@ class LocalProcess:
         return False
 
     def _sweep(self) -> None:
-        """Kill the group, and whoever left it but still carries the mark."""
+        """Kill the group in one blow, then whoever left it but still carries the mark, and see them gone."""
         process = self._started()
+        marked = [each for each in psutil.process_iter() if self._is_marked(each)]
         # Once the main process is reaped, its number may be that of somebody else's group.
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(timeout=10)
-        for orphan in psutil.process_iter():
-            try:
-                if orphan.environ().get(MARK) == self.id:
-                    orphan.kill()
-            except psutil.Error:
-                continue
+        for each in marked:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        wait_until(lambda: all(is_gone(each.pid) for each in marked), message=f"the end of {marked}")
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        try:
+            return bool(process.environ().get(MARK) == self.id)
+        except (psutil.Error, OSError):
+            return False
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is None:

@@ -53,12 +53,12 @@ def test_a_container_that_was_restarted_is_ready_by_its_new_log_only(client: Moc
     container = client.containers.create.return_value
     container.status = "running"
     beat = make_nodes(tmp_path).beat(wait=False)
-    container.logs.return_value = b"beat: Starting..."
+    container.logs.return_value = b"beat: ready"
     assert beat.ready()
     beat.start()
     with pytest.raises(AssertionError, match="to be ready"):
         beat.ready(timeout=0.05)
-    container.logs.return_value = b"beat: Starting...beat: Starting..."
+    container.logs.return_value = b"beat: readybeat: ready"
     assert beat.ready()
 
 
