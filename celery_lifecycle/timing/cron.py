@@ -92,7 +92,10 @@ class Cron:
     # answer.
 
     def _next(self, at: Seconds, fold: int) -> Seconds | None:
-        wall = wall_at(at, self.zone.wall_offset(self.zone.wall(at), fold)).replace(second=0) + _MINUTE
+        wall = self.zone.wall(at)
+        if fold:
+            wall = wall_at(at, self.zone.wall_offset(wall, 1))
+        wall = wall.replace(second=0) + _MINUTE
         last_year = wall.year + _HORIZON_YEARS
         while (found := self._wall_from(wall, last_year)) is not None:
             time = self._instant(found, fold)

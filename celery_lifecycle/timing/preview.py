@@ -1,4 +1,4 @@
-"""Lists the next times of a cron expression for people to read, marking the days on which the clocks change."""
+"""Lists the next times of a cron expression for people, marking days on which the clocks change."""
 
 from __future__ import annotations
 
