@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kombu.transport import memory
+from kombu.transport import filesystem, memory
 
 from tests.support.redis_databases import private_redis_url
 from tests.support.virtual_hosts import private_virtual_host
@@ -74,20 +74,24 @@ def _filesystem(directory: Path) -> Iterator[Broker]:
         # The transport's own default of a second would make each step of a test that slow.
         "polling_interval": 0.05,
     }
-    yield Broker("filesystem", "filesystem://", f"file://{folders['results']}", options)
+    with _forgotten(filesystem.Transport.global_state):
+        yield Broker("filesystem", "filesystem://", f"file://{folders['results']}", options)
 
 
 @contextmanager
 def _memory(_: Path) -> Iterator[Broker]:
-    # The transport keeps its queues in the class, so the next test would find them.
-    _forget_memory()
-    try:
+    channel = memory.Channel
+    with _forgotten(memory.Transport.global_state, channel.queues, channel.events):
         yield Broker("memory", "memory://", "cache+memory://", {"polling_interval": 0.01})
+
+
+@contextmanager
+def _forgotten(*states: Any) -> Iterator[None]:
+    """What kombu's transports know is kept in their classes: without this the next test would know it too."""
+    for state in states:
+        state.clear()
+    try:
+        yield
     finally:
-        _forget_memory()
-
-
-def _forget_memory() -> None:
-    memory.Channel.queues.clear()
-    memory.Channel.events.clear()
-    memory.Transport.global_state.clear()  # type: ignore[no-untyped-call]
+        for state in states:
+            state.clear()

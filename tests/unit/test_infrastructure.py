@@ -84,6 +84,16 @@ def test_a_broker_passes_messages_and_begins_empty(broker: Broker) -> None:
             queue.put({"number": 2})  # left for nobody to find
 
 
+@pytest.mark.parametrize("kind", ["filesystem", "memory"])
+def test_the_next_broker_of_a_kind_knows_nothing_of_the_one_before(kind: str, tmp_path: Path) -> None:
+    for number in range(2):
+        with private_broker(kind, tmp_path / str(number)) as broker:
+            with Connection(broker.url, transport_options=broker.transport_options) as connection:
+                with connection.SimpleQueue("celery") as queue:
+                    queue.put(number)
+                    assert queue.get(timeout=5).payload == number
+
+
 @pytest.mark.combinations(("sqlite", "memory"))
 def test_a_mark_chooses_one_pair_of_database_and_broker(database: Database, broker: Broker) -> None:
     assert (database.kind, broker.kind) == ("sqlite", "memory")
