@@ -32,7 +32,8 @@ def address(service: str) -> str:
 def unavailable(service: str, reason: object) -> NoReturn:
     """Fail the test if services are required, as they are in CI; skip it otherwise."""
     variable, _ = ADDRESSES[service]
-    text = f"{service} can't be used at {address(service)} ({variable} sets another address): {reason}"
+    first_line = str(reason).partition("\n")[0]
+    text = f"{service} can't be used at {address(service)} ({variable} sets another address): {first_line}"
     if os.environ.get(REQUIRE_SERVICES) == "1":
         pytest.fail(text, pytrace=False)
     pytest.skip(text)
