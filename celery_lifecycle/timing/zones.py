@@ -78,7 +78,7 @@ def load_zone(name: str) -> Zone:
         if name.startswith(_NO_ZONES):
             raise ValueError(name)
         return Zone(name, ZoneInfo(name))
-    except (ZoneInfoNotFoundError, ValueError, OSError, AttributeError, TypeError) as error:
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise ScheduleInvalid(
             f"There is no time zone {name!r}. Give a name of the tz database, like 'Europe/Berlin' or 'UTC'; "
             "on a system without this database install the package tzdata."
