@@ -140,7 +140,7 @@ def __getattr__(name: str) -> Any:
 @lru_cache(maxsize=1)
 def _answer_model() -> "type[BaseModel]":
     try:
-        from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+        from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
     except ImportError as error:
         raise ImportError(
             "Checking a model's answer needs pydantic, which is not installed. "
@@ -154,9 +154,7 @@ def _answer_model() -> "type[BaseModel]":
         """One moment."""
 
         type: Literal["scheduled"]
-        date: AwareDatetime = Field(
-            strict=False, description="ISO 8601 with an offset from UTC, in the future"
-        )
+        date: datetime = Field(strict=False, description="ISO 8601 with an offset from UTC, in the future")
 
         @field_validator("date", mode="before")
         @classmethod
@@ -170,7 +168,11 @@ def _answer_model() -> "type[BaseModel]":
 
         @field_validator("date")
         @classmethod
-        def is_not_past(cls, value: datetime, info: ValidationInfo) -> datetime:
+        def is_aware_and_not_past(cls, value: datetime, info: ValidationInfo) -> datetime:
+            if value.utcoffset() is None:
+                raise ValueError(
+                    "the date has no offset from UTC; write one, such as 2026-01-31T08:00:00+01:00"
+                )
             now = (info.context or {}).get("now")
             if now is not None and to_millis(value) < now:
                 raise ValueError(f"the date is past; it is {from_millis(now).isoformat()} now")

@@ -105,7 +105,7 @@ def test_an_answer_may_be_text_bytes_or_the_object_itself():
         (answer(type="sometimes"), "no-schedule"),
         (answer(), "type"),
         (answer(type="scheduled"), "date"),
-        (answer(type="scheduled", date="2026-03-02T08:00:00"), "timezone"),
+        (answer(type="scheduled", date="2026-03-02T08:00:00"), "offset"),
         (answer(type="scheduled", date="2026-03-02"), "ISO 8601"),
         (answer(type="scheduled", date="tomorrow"), "ISO 8601"),
         (answer(type="scheduled", date=1_790_000_000), "ISO 8601"),
