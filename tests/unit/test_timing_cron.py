@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -350,6 +351,26 @@ def test_the_next_time_is_computed_in_a_few_milliseconds(expression, zone):
     for year in range(1970, 2070):
         cron.next_after(utc(f"{year}-03-01T00:00"))
     assert (time.perf_counter() - began) / 100 < 0.005
+
+
+def rows_of_the_document() -> list[list[str]]:
+    document = Path(__file__).parents[2] / "docs" / "schedules.md"
+    rows = [line.strip("| \n").split(" | ") for line in document.read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if len(row) == 9 and row[0].startswith("`")]
+
+
+@pytest.mark.parametrize("row", rows_of_the_document(), ids=lambda row: f"{row[0]} {row[1]} {row[2]}")
+def test_the_table_in_the_documentation_says_what_the_code_does(row):
+    cron, at, until = parse_cron(row[0].strip("`"), row[1]), utc(row[2]), utc(row[3])
+    found = []
+    while (following := cron.next_after(at)) is not None and following <= until:
+        at = following
+        found.append(from_millis(at).strftime("%d %H:%M"))
+    assert ", ".join(found) == row[4]
+
+
+def test_the_documentation_has_its_table():
+    assert len(rows_of_the_document()) >= 17
 
 
 # -- preview ---------------------------------------------------------------------------------------
