@@ -6,6 +6,8 @@ import json
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from celery_lifecycle.errors import ScheduleInvalid, TimeInvalid
 from celery_lifecycle.timing.instants import from_millis, to_millis
@@ -371,6 +373,47 @@ def test_years_of_downtime_are_counted_without_walking_them():
     wake = on_wake(spec, at("2026-01-01T00:00"))
     assert wake.dropped is not None
     assert wake.dropped.count == (wake.scheduled_for - wake.dropped.first) // MINUTE
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    misfire=st.sampled_from(["run_once", "skip", "all"]),
+    fixed_rate=st.booleans(),
+    limit=st.integers(1, 5),
+    jitter=st.sampled_from([0, 30, 59]),
+    steps=st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 400_000)), max_size=12),
+)
+def test_every_nominal_time_is_run_or_dropped_or_passed_exactly_once(
+    misfire, fixed_rate, limit, jitter, steps
+):
+    options = {"misfire": misfire, "misfire_limit": limit, "jitter": jitter}
+    spec = spec_every(60, fixed_rate=True, **options) if fixed_rate else spec_for("* * * * *", **options)
+    now = at("08:00")
+    due = first_due(spec, now, key=("k", "n", "id"))
+    accounted, expected = 0, due.scheduled_for
+    for late, lasts in steps:
+        now = max(now, due.due_at) + late
+        wake = on_wake(due.spec, now, due_at=due.due_at)
+        if wake.dropped is not None:
+            assert wake.dropped.first == expected
+            accounted += wake.dropped.count
+        expected = at("08:01") + accounted * MINUTE
+        assert wake.scheduled_for == expected
+        if not wake.run:
+            assert wake.due_at is not None
+            assert wake.due_at > now
+            due = NextDue(wake.spec, wake.due_at, wake.scheduled_for)
+            continue
+        assert wake.scheduled_for + wake.spec.offset_ms <= now
+        now += lasts
+        accounted += 1
+        due = following(wake.spec, now)
+        accounted += due.dropped.count if due.dropped else 0
+        if misfire != "all":
+            accounted += due.passed_intervals
+        expected = at("08:01") + accounted * MINUTE
+        assert due.scheduled_for == expected
+        assert due.due_at - due.scheduled_for == due.spec.offset_ms
 
 
 # -- jitter ----------------------------------------------------------------------------------------
