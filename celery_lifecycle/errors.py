@@ -77,5 +77,17 @@ class OutcomeInvalid(LifecycleError, TypeError):
     """A lifecycle job must return None, `Reschedule(…)` or `YIELD`. Store results elsewhere, for instance in `ctx.storage`."""
 
 
+class OutOfMemory(LifecycleError):
+    """A job ran out of memory. It was counted as a strike; `lifecycle show` tells when it is tried again."""
+
+
+class Fenced(LifecycleError):
+    """The run of this job was ended by somebody else meanwhile; its late result is refused."""
+
+
+class StartFailed(LifecycleError):
+    """`on_start` raised; the object's jobs stay and are tried again with back-off."""
+
+
 class NotInRun(LifecycleError, RuntimeError):
     """This can be called only while a lifecycle job runs."""

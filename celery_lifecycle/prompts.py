@@ -78,9 +78,7 @@ def schedule_prompt(now: datetime, timezone: str = "UTC") -> str:
     return _PROMPT.format(
         now=local.isoformat(timespec="seconds"),
         # Not strftime: the name of the day must not depend on the process's locale.
-        weekday=("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")[
-            local.weekday()
-        ],
+        weekday=("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")[local.weekday()],
         timezone=timezone,
         example=example.isoformat(timespec="seconds"),
     )
@@ -91,9 +89,7 @@ def answer_schema() -> dict[str, Any]:
     return _answer_model().model_json_schema()
 
 
-def read_answer(
-    answer: str | bytes | Mapping[str, Any], *, now: datetime, timezone: str = "UTC"
-) -> ScheduleCall:
+def read_answer(answer: str | bytes | Mapping[str, Any], *, now: datetime, timezone: str = "UTC") -> ScheduleCall:
     """Check a model's answer strictly and turn it into the arguments of `schedule(…)`.
 
     `answer`: the model's text, or the object that it stands for. `now`: aware datetime; a date before it is
@@ -162,17 +158,13 @@ def _answer_model() -> "type[BaseModel]":
             # pydantic would take a number, also one in a string, for seconds since the epoch.
             if isinstance(value, str) and "-" in value and ":" in value:
                 return value
-            raise ValueError(
-                "a date must be an ISO 8601 string with an offset, such as 2026-01-31T08:00:00+01:00"
-            )
+            raise ValueError("a date must be an ISO 8601 string with an offset, such as 2026-01-31T08:00:00+01:00")
 
         @field_validator("date")
         @classmethod
         def is_aware_and_not_past(cls, value: datetime, info: ValidationInfo) -> datetime:
             if value.utcoffset() is None:
-                raise ValueError(
-                    "the date has no offset from UTC; write one, such as 2026-01-31T08:00:00+01:00"
-                )
+                raise ValueError("the date has no offset from UTC; write one, such as 2026-01-31T08:00:00+01:00")
             now = (info.context or {}).get("now")
             if now is not None and to_millis(value) < now:
                 raise ValueError(f"the date is past; it is {from_millis(now).isoformat()} now")

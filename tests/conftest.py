@@ -53,10 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     kinds = {"database": databases.DATABASES, "broker": brokers.DEFAULT_BROKERS}
     if pairs:  # and the test takes one of the two only
-        kinds = {
-            name: tuple(dict.fromkeys(of))
-            for name, of in zip(kinds, zip(*pairs.args, strict=True), strict=True)
-        }
+        kinds = {name: tuple(dict.fromkeys(of)) for name, of in zip(kinds, zip(*pairs.args, strict=True), strict=True)}
     for name in wanted:
         mark = chosen[name]
         values = [_parameter(kind) for kind in (mark.args if mark else kinds[name])]

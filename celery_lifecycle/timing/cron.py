@@ -195,9 +195,7 @@ def parse_cron(expression: str, timezone: str = "UTC") -> Cron:
     if not isinstance(expression, str):
         raise ScheduleInvalid(f"A cron expression must be a string, not {type(expression).__name__}.")
     if not isinstance(timezone, str):
-        raise ScheduleInvalid(
-            f"A time zone is given by its name, such as 'Europe/Berlin', not as {timezone!r}."
-        )
+        raise ScheduleInvalid(f"A time zone is given by its name, such as 'Europe/Berlin', not as {timezone!r}.")
     return _parse(expression, timezone)
 
 

@@ -54,9 +54,7 @@ _MONTH = _Rule("month", 1, 12, {name: at for at, name in enumerate(_MONTHS, 1)})
 _WEEKDAY = _Rule("day of week", 0, 7, {name: at for at, name in enumerate(_WEEKDAYS)})
 _RULES = (_MINUTE, _HOUR, _DAY, _MONTH, _WEEKDAY)
 
-_ITEM = re.compile(
-    r"(?:(?P<star>\*)|(?P<low>[0-9]+|[a-z]+)(?:-(?P<high>[0-9]+|[a-z]+))?)(?:/(?P<step>[0-9]+))?"
-)
+_ITEM = re.compile(r"(?:(?P<star>\*)|(?P<low>[0-9]+|[a-z]+)(?:-(?P<high>[0-9]+|[a-z]+))?)(?:/(?P<step>[0-9]+))?")
 _NTH = re.compile(r"(?P<days>[^#]+)#(?P<nth>[0-9]+)")
 _LAST_WEEKDAY = re.compile(r"l([0-7])|([0-7])l")
 
@@ -165,9 +163,7 @@ def _plain_days(rule: _Rule, days: str, expression: str) -> list[str]:
     match = _ITEM.fullmatch(days)
     if match is None or match["star"] or match["step"]:
         raise _refused(rule, days, expression, "before # stands one weekday or a range of them")
-    values = _values(
-        rule, _expand("* * * * " + ",".join(_read_item(rule, days, expression)), expression)[0][4]
-    )
+    values = _values(rule, _expand("* * * * " + ",".join(_read_item(rule, days, expression)), expression)[0][4])
     return [str(value) for value in sorted(values)]
 
 

@@ -78,9 +78,7 @@ def from_millis(millis: Millis) -> datetime:
     return EPOCH + timedelta(milliseconds=millis)
 
 
-def resolve_when(
-    now: Millis, *, at: datetime | None = None, delay: timedelta | int | float | None = None
-) -> Millis:
+def resolve_when(now: Millis, *, at: datetime | None = None, delay: timedelta | int | float | None = None) -> Millis:
     """The instant that `at=` or `delay=` of a push means; neither means `now`.
 
     `at`: aware datetime; one in the past is returned as it is, and is due at once. `delay`: timedelta or

@@ -261,9 +261,7 @@ def _settle(spec: ScheduleSpec, now: Millis) -> Wake:
     )
 
 
-def _first_of_last(
-    timeline: _Timeline, nominal: Millis, latest: Millis, missed: int, limit: int
-) -> tuple[Millis, int]:
+def _first_of_last(timeline: _Timeline, nominal: Millis, latest: Millis, missed: int, limit: int) -> tuple[Millis, int]:
     """The oldest of the `limit` latest times, and how many come before it."""
     if missed < limit:
         return nominal, 0

@@ -87,11 +87,7 @@ class ScheduleSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A dict for JSON, without the fields that have their default."""
-        return {
-            field.name: value
-            for field in fields(self)
-            if (value := getattr(self, field.name)) != field.default
-        }
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> ScheduleSpec:
@@ -168,9 +164,7 @@ def jitter_offset(kind: str, name: str, schedule_id: str, jitter_ms: Millis) -> 
     return int.from_bytes(digest, "big") % jitter_ms
 
 
-def _with_policy(
-    spec: ScheduleSpec, misfire: Misfire, grace: Delay | None, limit: int, jitter: Delay
-) -> ScheduleSpec:
+def _with_policy(spec: ScheduleSpec, misfire: Misfire, grace: Delay | None, limit: int, jitter: Delay) -> ScheduleSpec:
     if misfire not in get_args(Misfire):
         raise ScheduleInvalid(f"misfire must be one of {', '.join(get_args(Misfire))}, not {misfire!r}.")
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= LARGEST_MISFIRE_LIMIT:

@@ -29,9 +29,7 @@ class Zone:
 
     def offset(self, at: Seconds) -> Seconds:
         """What the zone's clocks are ahead of UTC at an instant, in seconds."""
-        return _seconds(
-            (_EPOCH + at * _SECOND).replace(tzinfo=timezone.utc).astimezone(self.tzinfo).utcoffset()
-        )
+        return _seconds((_EPOCH + at * _SECOND).replace(tzinfo=timezone.utc).astimezone(self.tzinfo).utcoffset())
 
     def wall_offset(self, wall: datetime, fold: int) -> Seconds:
         """The offset of a wall time: before a change of the clocks with fold 0, after it with fold 1.

@@ -36,16 +36,12 @@ def broker_node(request: pytest.FixtureRequest, broker: Broker, proxy: Callable[
 
 
 @pytest.fixture
-def database_node(
-    request: pytest.FixtureRequest, database: Database, proxy: Callable[[str], Proxy]
-) -> DatabaseNode:
+def database_node(request: pytest.FixtureRequest, database: Database, proxy: Callable[[str], Proxy]) -> DatabaseNode:
     """The database; a test marked ``outages`` can kill, pause and restart it."""
     return DatabaseNode(database.kind, database.url, _outage(request, database.kind, database.url, proxy))
 
 
-def _outage(
-    request: pytest.FixtureRequest, kind: str, url: str, proxy: Callable[[str], Proxy]
-) -> Proxy | None:
+def _outage(request: pytest.FixtureRequest, kind: str, url: str, proxy: Callable[[str], Proxy]) -> Proxy | None:
     if kind in ("sqlite", "filesystem", "memory") or not request.node.get_closest_marker("outages"):
         return None
     return proxy(url)

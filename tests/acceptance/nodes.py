@@ -80,9 +80,7 @@ class ProcessNode(CeleryTestNode):  # type: ignore[misc]
         """Wait for the end of the main process and give its exit code, negative for a signal."""
         return self.container.wait(timeout)
 
-    def kill(
-        self, signal: str | int = "SIGKILL", reload_container: bool = True, *, method: Method = "main"
-    ) -> None:
+    def kill(self, signal: str | int = "SIGKILL", reload_container: bool = True, *, method: Method = "main") -> None:
         """Send a signal. After SIGKILL those who got it are gone, and the ledger knows it."""
         number = signal_number(signal)
         before = time.monotonic()
@@ -208,9 +206,7 @@ class WorkerNode(ProcessNode, CeleryTestWorker):  # type: ignore[misc]
             "create_time",
         ]
         found = [psutil.Process(pid).as_dict(wanted) for pid in (self.pid, *self.children())]
-        return [
-            item for item in found if all(item.get(key) == value for key, value in (filters or {}).items())
-        ]
+        return [item for item in found if all(item.get(key) == value for key, value in (filters or {}).items())]
 
 
 class BeatNode(ProcessNode):

@@ -105,9 +105,7 @@ class LocalProcess:
 
     def ready(self, timeout: float = 30) -> bool:
         """Wait until the process has said that it is ready; fail at once if it ends instead."""
-        wait_until(
-            self._said_ready, timeout, lambda: f"{self.name} to say {self.ready_prompt!r}\n{self._tail()}"
-        )
+        wait_until(self._said_ready, timeout, lambda: f"{self.name} to say {self.ready_prompt!r}\n{self._tail()}")
         return True
 
     def kill(self, signal: str | int = "SIGKILL") -> None:

@@ -55,9 +55,7 @@ def test_a_killed_worker_takes_its_children_with_it_and_works_again_after_a_rest
 
 
 @pytest.mark.combinations(("sqlite", "redis"))
-def test_a_killed_child_is_replaced_by_its_worker(
-    start_worker: StartWorker, app: Celery, ledger: Ledger
-) -> None:
+def test_a_killed_child_is_replaced_by_its_worker(start_worker: StartWorker, app: Celery, ledger: Ledger) -> None:
     worker = start_worker()
     app.send_task("note", ["cart", "long", 60])
     (run,) = wait_until(ledger.starts)
@@ -70,9 +68,7 @@ def test_a_killed_child_is_replaced_by_its_worker(
 
 
 @pytest.mark.combinations(("sqlite", "redis"))
-def test_a_paused_worker_does_nothing_until_it_goes_on(
-    start_worker: StartWorker, app: Celery, ledger: Ledger
-) -> None:
+def test_a_paused_worker_does_nothing_until_it_goes_on(start_worker: StartWorker, app: Celery, ledger: Ledger) -> None:
     worker = start_worker()
     worker.pause()
     app.send_task("note", ["cart", "job"])
@@ -103,9 +99,7 @@ def test_teardown_leaves_no_process_even_if_one_left_the_group(nodes: Nodes, app
     assert all(map(is_gone, pids))
 
 
-def test_a_node_dies_with_a_test_session_that_is_killed(
-    environment: dict[str, str], tmp_path: object
-) -> None:
+def test_a_node_dies_with_a_test_session_that_is_killed(environment: dict[str, str], tmp_path: object) -> None:
     script = f"""
         import os, pathlib
         from tests.acceptance.process import LocalProcess

@@ -114,8 +114,7 @@ def random_items(
             texts.append(f"{shown}-{last}" + (f"/{step}" if stepped else ""))
             there = last if last >= first else last + high - low + 1
             values.update(
-                (value - low) % (high - low + 1) + low
-                for value in range(first, there + 1, step if stepped else 1)
+                (value - low) % (high - low + 1) + low for value in range(first, there + 1, step if stepped else 1)
             )
     return ",".join(texts), frozenset(values)
 
@@ -137,9 +136,7 @@ def random_expression(rng: random.Random, near: datetime) -> Expression:
     elif rng.random() < 0.2:
         day_text, days = "L", frozenset({0})
     else:
-        day_text, days = random_items(
-            rng, 1, 31, [(near + by * timedelta(days=1)).day for by in (-1, 0, 0, 1)]
-        )
+        day_text, days = random_items(rng, 1, 31, [(near + by * timedelta(days=1)).day for by in (-1, 0, 0, 1)])
         any_day = any(item in {"*/1", "*"} for item in day_text.split(","))
     month_text, months = "*", frozenset(range(1, 13))
     if rng.random() < 0.3:
@@ -353,9 +350,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--per-zone", type=int, default=10, help="changes of the clocks per zone (0: all)")
     parser.add_argument("--expressions", type=int, default=3, help="random expressions per change")
-    parser.add_argument(
-        "--stretches", type=int, default=0, help="stretches of 400 days without choosing a change"
-    )
+    parser.add_argument("--stretches", type=int, default=0, help="stretches of 400 days without choosing a change")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     began, windows, instants, zones = time.monotonic(), 0, 0, set()

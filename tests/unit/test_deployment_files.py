@@ -82,9 +82,7 @@ def test_the_image_installs_extras_that_exist_from_files_that_reach_the_engine()
     (extras,) = re.findall(r"pip install .*'\.\[(.*)\]'", dockerfile)
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     sent = re.findall(r"^!(.*)", (ROOT / "example" / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
-    copied = [
-        word for line in re.findall(r"^COPY (.*) \S+$", dockerfile, re.MULTILINE) for word in line.split()
-    ]
+    copied = [word for line in re.findall(r"^COPY (.*) \S+$", dockerfile, re.MULTILINE) for word in line.split()]
     assert sorted(copied) == sorted(sent)
 
 

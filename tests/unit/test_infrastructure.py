@@ -201,9 +201,7 @@ def test_a_virtual_host_is_made_and_removed_through_the_management_plugin_where_
 
 
 @pytest.mark.brokers("redis")
-def test_a_proxy_takes_a_service_away_and_gives_it_back(
-    broker_url: str, proxy: Callable[[str], Proxy]
-) -> None:
+def test_a_proxy_takes_a_service_away_and_gives_it_back(broker_url: str, proxy: Callable[[str], Proxy]) -> None:
     proxied = proxy(broker_url)
     client = redis.Redis.from_url(proxied.url, socket_timeout=0.2, retry=None)
     client.set("key", "value")

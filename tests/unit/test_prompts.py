@@ -35,11 +35,7 @@ def test_the_prompt_tells_the_time_and_day_in_the_persons_zone():
 
 
 def test_every_answer_that_the_prompt_shows_is_accepted():
-    shown = [
-        line.strip()
-        for line in schedule_prompt(NOW, BERLIN).splitlines()
-        if line.strip().startswith('{"type"')
-    ]
+    shown = [line.strip() for line in schedule_prompt(NOW, BERLIN).splitlines() if line.strip().startswith('{"type"')]
     types = [read(json.dumps({"description": "x", "when": json.loads(when)})).type for when in shown]
     assert types == ["scheduled", "delayed", "cron", "no-schedule"]
 
@@ -57,9 +53,7 @@ def test_the_prompt_needs_no_pydantic_and_the_check_says_how_to_get_it(monkeypat
 
 def test_a_date_becomes_an_aware_datetime():
     call = read(answer(type="scheduled", date="2026-03-29T04:00:00+02:00"))
-    assert call == ScheduleCall(
-        "water the plants", "scheduled", datetime(2026, 3, 29, 2, tzinfo=timezone.utc)
-    )
+    assert call == ScheduleCall("water the plants", "scheduled", datetime(2026, 3, 29, 2, tzinfo=timezone.utc))
     assert call.options == {}
     assert spec_for(call.when, **call.options).type == "scheduled"
 
@@ -172,9 +166,7 @@ def test_the_pydantic_model_can_be_handed_to_a_client_library():
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
         lambda inner: (
             st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(["type", "date", "cron", "seconds", "when", "description"]), inner
-            )
+            | st.dictionaries(st.sampled_from(["type", "date", "cron", "seconds", "when", "description"]), inner)
         ),
         max_leaves=8,
     )

@@ -305,12 +305,7 @@ def test_a_day_that_was_left_out_of_the_calendar():
         "12-30 10:00",
         "12-30 22:00",
     ]
-    assert (
-        parse_cron("0 8 * * *", "Pacific/Apia").count_between(
-            utc("2011-12-29T12:00"), utc("2012-01-05T12:00")
-        )
-        == 8
-    )
+    assert parse_cron("0 8 * * *", "Pacific/Apia").count_between(utc("2011-12-29T12:00"), utc("2012-01-05T12:00")) == 8
 
 
 def test_a_change_of_the_base_offset_is_a_change_like_any_other():

@@ -102,9 +102,7 @@ def test_when_is_at_or_after_a_delay_or_now():
     assert resolve_when(now) == now
     assert resolve_when(now, delay=1.5) == now + 1500
     assert resolve_when(now, delay=timedelta(0)) == now
-    assert resolve_when(now, at=datetime(2020, 1, 1, tzinfo=UTC)) == to_millis(
-        datetime(2020, 1, 1, tzinfo=UTC)
-    )
+    assert resolve_when(now, at=datetime(2020, 1, 1, tzinfo=UTC)) == to_millis(datetime(2020, 1, 1, tzinfo=UTC))
 
 
 def test_when_is_not_both_and_not_beyond_the_year_9999():

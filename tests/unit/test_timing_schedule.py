@@ -383,9 +383,7 @@ def test_years_of_downtime_are_counted_without_walking_them():
     jitter=st.sampled_from([0, 30, 59]),
     steps=st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 400_000)), max_size=12),
 )
-def test_every_nominal_time_is_run_or_dropped_or_passed_exactly_once(
-    misfire, fixed_rate, limit, jitter, steps
-):
+def test_every_nominal_time_is_run_or_dropped_or_passed_exactly_once(misfire, fixed_rate, limit, jitter, steps):
     options = {"misfire": misfire, "misfire_limit": limit, "jitter": jitter}
     spec = spec_every(60, fixed_rate=True, **options) if fixed_rate else spec_for("* * * * *", **options)
     now = at("08:00")

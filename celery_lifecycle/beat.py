@@ -1,0 +1,258 @@
+"""The beat scheduler: claims what is due, sends it, sleeps until the next alarm; ordinary entries run beside it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from datetime import datetime
+from typing import Any
+
+from celery.beat import ScheduleEntry, Scheduler
+from kombu.exceptions import KombuError
+
+from celery_lifecycle import events
+from celery_lifecycle.errors import LifecycleError
+from celery_lifecycle.lifecycle import Lifecycle, lifecycle_of
+from celery_lifecycle.model import ObjectRef, Phase
+from celery_lifecycle.store.beats import EntryRun
+from celery_lifecycle.store.claims import Heads
+from celery_lifecycle.timing.instants import from_millis, to_millis
+
+LOOK_AT_HOLDS_EVERY = 10.0
+HOUSEKEEPING_EVERY = 60.0
+TELL_EVERY = 1.0
+ROUNDS_FOR = 1.0
+BACK_OFF = (0.1, 1.0)
+
+
+class LifecycleScheduler(Scheduler):
+    """Used as `celery beat -S lifecycle`. Any number of beats may run on one database.
+
+    `tick` catches everything that the database or the broker can throw, waits inside, and returns 0; `close` may be called
+    twice and in mid-tick. The instance that Celery makes for its banner (`lazy=True`) touches nothing.
+    """
+
+    max_interval = 5
+
+    def __init__(
+        self, app: Any, schedule: Any = None, max_interval: Any = None, lazy: bool = False, **kwargs: Any
+    ) -> None:
+        self._lifecycle: Lifecycle | None = None
+        self._id = uuid.uuid4().hex
+        self._stopping = threading.Event()
+        self._failures = 0
+        self._held_until: dict[str, float] = {}
+        self._sent: dict[str, tuple[float, int]] = {}
+        self._told = 0.0
+        self._looked = 0.0
+        self._kept_house = 0.0
+        self._entry_runs: dict[str, EntryRun] = {}
+        self._producer_of_entries: Any = None
+        super().__init__(app, schedule, max_interval, lazy=lazy, **kwargs)
+
+    @property
+    def info(self) -> str:
+        config = self.lifecycle_config()
+        return f"    . lifecycle -> {config}"
+
+    def lifecycle_config(self) -> str:
+        """What the banner shows; read from settings, nothing is opened."""
+        from sqlalchemy import make_url
+
+        url = lifecycle_of(self.app).config.url
+        return make_url(url).render_as_string(hide_password=True)
+
+    def setup_schedule(self) -> None:
+        """Verify the schema and install the ordinary entries; an error here stops beat with its reason."""
+        self._lifecycle = lifecycle_of(self.app)
+        self._lifecycle.verify()
+        _ = self._lifecycle.database_id
+        self.install_default_entries(self.data)
+        self.merge_inplace(self.app.conf.beat_schedule)
+        self._learn_entries()
+
+    # --- one tick
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Do what is due, then wait until the next alarm, at most one poll interval."""
+        assert self._lifecycle is not None
+        poll = self._lifecycle.config.poll_interval
+        try:
+            wait = min(self._dispatch_due(), self._run_entries(), poll)
+            self._keep_house()
+            self._tell()
+            if self._failures:
+                events.database_back()
+            self._failures = 0
+        except LifecycleError as error:
+            wait = self._failed("Beat could not do its work", error)
+        except (KombuError, OSError) as error:
+            wait = self._failed("Beat could not reach the broker", error)
+        except Exception as error:  # an exception out of tick() would end beat
+            wait = self._failed("Beat met an unexpected error", error)
+        self._stopping.wait(max(wait, 0.0))
+        return 0.0
+
+    def _failed(self, what: str, error: Exception) -> float:
+        self._failures += 1
+        if isinstance(error, (LifecycleError, KombuError, OSError)):
+            if self._failures == 1 or self._failures % 30 == 0:
+                events.database_failed(what, error)
+        else:
+            events.unexpected(what, error)
+        first, longest = BACK_OFF
+        return float(min(first * 2 ** min(self._failures, 10), longest))
+
+    # --- objects
+
+    def _dispatch_due(self) -> float:
+        """Claim and send, one batch per queue and round, until nothing is due; returns the seconds to the next alarm."""
+        assert self._lifecycle is not None
+        claims = self._lifecycle.store.claims
+        until = time.monotonic() + ROUNDS_FOR
+        while True:
+            busy = False
+            next_wake: float | None = None
+            queues: list[str] = []
+            queue = claims.heads("").next_queue
+            while queue is not None:
+                heads = claims.heads(queue)
+                queues.append(queue)
+                busy |= self._dispatch_queue(queue, heads, queues)
+                wake = self._next_wake(queue, heads)
+                next_wake = wake if next_wake is None or (wake is not None and wake < next_wake) else next_wake
+                queue = heads.next_queue
+            if not busy or time.monotonic() > until or self._stopping.is_set():
+                return 3600.0 if next_wake is None else next_wake
+
+    def _next_wake(self, queue: str, heads: Heads) -> float:
+        room = self._room(queue) > 0
+        alarms = [heads.idle if room else None, heads.sent, heads.open]
+        held = max(0.0, self._held_until.get(queue, 0.0) - time.monotonic())
+        return min([max((alarm - heads.now) / 1000, held) for alarm in alarms if alarm is not None], default=3600.0)
+
+    def _dispatch_queue(self, queue: str, heads: Heads, queues: list[str]) -> bool:
+        """One batch of each phase. Returns whether there may be more that is due."""
+        assert self._lifecycle is not None
+        if self._held_until.get(queue, 0.0) > time.monotonic():
+            return False
+        batch = self._lifecycle.config.claim_batch
+        more = False
+        for phase, alarm in ((Phase.OPEN, heads.open), (Phase.SENT, heads.sent), (Phase.IDLE, heads.idle)):
+            if alarm is None or alarm > heads.now:
+                continue
+            limit = min(batch, self._room(queue)) if phase is Phase.IDLE else batch
+            if limit <= 0:
+                continue
+            claimed = self._lifecycle.store.claims.claim(queue, phase, limit)
+            for object_id in claimed.lost:
+                self._rescue(object_id, queues)
+            sent = self._lifecycle.send(claimed.shipments) if claimed.shipments else 0
+            if phase is Phase.IDLE:
+                at, count = self._sent.get(queue, (0.0, 0))
+                self._sent[queue] = (at, count + sent)
+            if sent < len(claimed.shipments):
+                self._held_until[queue] = time.monotonic() + 0.2
+                return False
+            more |= claimed.rows >= limit
+        return more
+
+    def _room(self, queue: str) -> int:
+        """Places left in a queue's dispatch window; counted at most once a second."""
+        assert self._lifecycle is not None
+        at, count = self._sent.get(queue, (0.0, 0))
+        if time.monotonic() - at > 1.0:
+            at, count = time.monotonic(), self._lifecycle.store.claims.count_sent(queue)
+            self._sent[queue] = (at, count)
+        return self._lifecycle.config.dispatch_window - count
+
+    def _rescue(self, object_id: int, queues: list[str]) -> None:
+        from celery_lifecycle.worker import tell
+
+        assert self._lifecycle is not None
+        ended = self._lifecycle.store.ends.rescue(object_id, queues)
+        if ended is not None:
+            tell(ended)
+
+    # --- ordinary entries
+
+    def _learn_entries(self) -> None:
+        """Take over the last runs from the database; entries that are new begin now."""
+        assert self._lifecycle is not None
+        beats = self._lifecycle.store.beats
+        known = beats.entries()
+        for name in list(self.data):
+            if name not in known:
+                beats.add_entry(name, beats.now())
+        self._entry_runs = beats.entries()
+        for name, entry in list(self.data.items()):
+            self.data[name] = self._entry_as_of(entry, self._entry_runs[name])
+
+    def _entry_as_of(self, entry: ScheduleEntry, run: EntryRun) -> ScheduleEntry:
+        last = from_millis(run.last_run_ms).astimezone(self.app.timezone)
+        return type(entry)(**{**dict(entry), "last_run_at": last, "total_run_count": run.total})
+
+    def _run_entries(self) -> float:
+        """Run the ordinary entries that are due, each occurrence once however many beats there are."""
+        wait = 3600.0
+        for name in list(self.data):
+            wait = min(wait, self._run_entry(name))
+        return wait
+
+    def _run_entry(self, name: str) -> float:
+        assert self._lifecycle is not None
+        entry = self.data[name]
+        is_due, following = entry.is_due()
+        if not is_due:
+            return float(following) if following else 3600.0
+        beats = self._lifecycle.store.beats
+        now: datetime = self.app.now()
+        seen = self._entry_runs[name]
+        if beats.run_entry(name, seen, to_millis(now), lambda: self._publish(entry)):
+            self._entry_runs[name] = EntryRun(to_millis(now), seen.total + 1)
+            self.data[name] = self._entry_as_of(entry, self._entry_runs[name])
+            return 0.0
+        fresh = beats.entries().get(name, seen)
+        self._entry_runs[name] = fresh
+        self.data[name] = self._entry_as_of(entry, fresh)
+        return 0.05 if fresh == seen else 0.0
+
+    def _publish(self, entry: ScheduleEntry) -> None:
+        self.apply_async(entry, producer=self.producer, advance=False, retry=False)
+
+    # --- upkeep
+
+    def _keep_house(self) -> None:
+        assert self._lifecycle is not None
+        store, now = self._lifecycle.store, time.monotonic()
+        if now - self._looked > min(LOOK_AT_HOLDS_EVERY, self._lifecycle.config.keep_alive / 3):
+            self._looked = now
+            for hold in store.objects.expired_holds("alive"):
+                ref = ObjectRef(hold.data["kind"], hold.data["name"])
+                task = f"{ref.kind}.on_alarm"
+                if store.objects.let_go(ref, "alive", hold.key, (task, self._lifecycle.queue_of(task, None))):
+                    events.holder_died(ref, "keep-alive", hold.key)
+        if now - self._kept_house > HOUSEKEEPING_EVERY:
+            self._kept_house = now
+            store.beats.forget_old()
+            store.dead.purge_old()
+
+    def _tell(self) -> None:
+        """Record that this beat ticks, for `lifecycle health`."""
+        assert self._lifecycle is not None
+        if time.monotonic() - self._told > TELL_EVERY:
+            self._told = time.monotonic()
+            self._lifecycle.store.beats.ticked(self._id, {"pid": os.getpid(), "host": os.uname().nodename})
+
+    # --- what the service asks for
+
+    def should_sync(self) -> bool:
+        return False
+
+    def sync(self) -> None:
+        """Nothing is kept in memory that is not in the database."""
+
+    def close(self) -> None:
+        self._stopping.set()

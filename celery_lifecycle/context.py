@@ -1,0 +1,60 @@
+"""What a running job is given: its object, its payload, its attempt, and what it may do to the run."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from celery_lifecycle.holds import KeepAlive, track
+from celery_lifecycle.model import Job
+from celery_lifecycle.queue import JobQueue
+from celery_lifecycle.storage import RunStorage
+
+
+@dataclass(slots=True)
+class JobContext:
+    """The `ctx` of a lifecycle job.
+
+    Attributes:
+        object: the object's handle (an instance of its class, if it has one).
+        job: the job as it was when the attempt began, frozen.
+        payload: the JSON value given at push.
+        attempt: calls of the function in this run, counted from 1.
+        strikes: deaths of this job so far (design, section 7).
+        scheduled_for: aware datetime that the run stands for: the nominal time of a schedule, else the due time.
+        is_catch_up: the run makes up for a time that was missed (misfire rule of its schedule).
+        storage: the object's key-value store; writes are stored if and only if the link's finish is accepted.
+        jobs: the jobs of this job's owner; pushes happen at once, in their own transaction.
+        task: the Celery request of the link.
+        logger: logs with object and job as fields.
+    """
+
+    object: Any
+    job: Job
+    payload: Any
+    attempt: int
+    strikes: int
+    scheduled_for: datetime | None
+    is_catch_up: bool
+    storage: RunStorage
+    jobs: JobQueue
+    task: Any
+    logger: logging.LoggerAdapter[logging.Logger] = field(repr=False)
+    _deployment: Any = field(repr=False, default=None)
+
+    def track(self, work: Any) -> bool:
+        """Hand off work that goes on after this job: a Celery signature (it is sent), an `AsyncResult`, or a future.
+
+        While it is alive, `Reschedule` of this job is no clean end; if its process dies, the job gets the strike, and the
+        object wakes.
+
+        Returns:
+            True: it is tracked. (`track_alarm_work` outside of a run gives False.)
+        """
+        return track(self._deployment, self.job.object, self.job.id, work)
+
+    def keep_alive(self) -> KeepAlive:
+        """Keep the object for longer than this run: a context manager, or `.release()` later. See `LifecycleObject.keep_alive`."""
+        return KeepAlive(self._deployment, self.job.object)

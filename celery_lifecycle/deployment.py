@@ -1,0 +1,99 @@
+"""What the floor of objects and runner needs of a deployment, and which run is under way in this context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from celery_lifecycle.config import Config
+from celery_lifecycle.errors import ConfigurationError
+from celery_lifecycle.model import RetryPolicy, Shipment
+from celery_lifecycle.store import Store
+from celery_lifecycle.store.jobs import Pusher
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A task that can be pushed, with the defaults of its decorator."""
+
+    task: str
+    owner: str | None = None
+    queue: str | None = None
+    priority: int | None = None
+    retry: RetryPolicy | None = None
+    singleflight: bool = False
+    hung_timeout_ms: int | None = None
+    exclusive: bool = False
+    recovery_loop: bool = False
+
+
+class Deployment(Protocol):
+    """One app with one job database, as seen from this process."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def store(self) -> Store: ...
+
+    def send(self, shipments: Sequence[Shipment]) -> int:
+        """Send chains that are on record as sent; what can't be sent is released. Never raises. Returns how many went out."""
+        ...
+
+    def has_room(self, queue: str) -> bool:
+        """Whether the dispatch window of a queue has room for one more chain."""
+        ...
+
+    def queue_of(self, task: str, queue: str | None) -> str:
+        """The name of the queue that messages of a task go to."""
+        ...
+
+    def knows(self, task: str) -> bool:
+        """Whether a task of this name is registered in this process."""
+        ...
+
+    def object(self, kind: str, name: str) -> Any:
+        """The handle of an object."""
+        ...
+
+    def target(self, task: Any) -> Target:
+        """The target of a full task name or of a task.
+
+        Raises:
+            UnknownTask: it is no lifecycle task.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class CurrentRun:
+    """The job that runs in this context."""
+
+    deployment: Deployment
+    pusher: Pusher
+    starting: bool = False
+    attempt: int = 1
+
+
+current_run: ContextVar[CurrentRun | None] = ContextVar("lifecycle_current_run", default=None)
+
+_default: list[Deployment] = []
+
+
+def set_default(deployment: Deployment) -> None:
+    _default[:] = [deployment]
+
+
+def default_deployment() -> Deployment:
+    """The deployment made last in this process.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if not _default:
+        raise ConfigurationError(
+            "No Lifecycle was made in this process. Write `lifecycle = Lifecycle(app)` where the app is made, and import it."
+        )
+    return _default[0]

@@ -1,0 +1,222 @@
+"""Makes the message of a chain itself and publishes it: a template per task, links as plain dicts, one reused producer."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery, signals
+from celery.app.amqp import anon_nodename
+from kombu import Connection, Producer, Queue
+from kombu.exceptions import BatchPublishError
+
+from celery_lifecycle import events
+from celery_lifecycle.link import HEADER, header_of
+from celery_lifecycle.model import Brief, Shipment
+
+BATCH = 200
+CONNECT_TIMEOUT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the messages of one task go, as the app's router said once."""
+
+    queue: str
+    exchange: str
+    routing_key: str
+    delivery_mode: Any
+    entity: Queue
+    headers: dict[str, Any]
+
+
+def task_id_of(shipment: Shipment, position: int, job: Brief) -> str:
+    """`<dispatch>-<position>`; a job born of `apply_async` keeps the id that it promised."""
+    if job.options_json is not None:
+        promised = json.loads(job.options_json).get("task_id")
+        if promised is not None:
+            return str(promised)
+    return f"{shipment.dispatch}-{position}"
+
+
+class Sender:
+    """Sends the chains of this process over one connection of its own, made when first needed and again after a fork."""
+
+    def __init__(self, app: Celery, database_id: str) -> None:
+        self.app = app
+        self.database_id = database_id
+        self._lock = threading.RLock()
+        self._routes: dict[tuple[str, str | None], Route] = {}
+        self._declared: set[str] = set()
+        self._connection: Connection | None = None
+        self._producer: Producer | None = None
+        self._pid = 0
+
+    def send(self, shipments: Sequence[Shipment]) -> list[Shipment]:
+        """Publish one message per shipment; those that could not be published come back, to be released.
+
+        Each is built and encoded on its own, so one that can't be sent does not stop the others. Of a batch whose
+        delivery is uncertain all come back: duplicates are only hints.
+        """
+        failed: list[Shipment] = []
+        with self._lock:
+            for start in range(0, len(shipments), BATCH):
+                failed += self._send_batch(shipments[start : start + BATCH])
+        return failed
+
+    def _send_batch(self, shipments: Sequence[Shipment]) -> list[Shipment]:
+        failed: list[Shipment] = []
+        try:
+            producer = self._ready_producer()
+            with producer.batch(max_size=BATCH):
+                for shipment in shipments:
+                    message = self._encoded(shipment)
+                    if message is None:
+                        failed.append(shipment)
+                    else:
+                        producer.publish(**message)
+        except Exception as error:  # the broker's client raises whatever its transport does
+            self.reset()
+            uncertain = "delivery is uncertain" if isinstance(error, BatchPublishError) else "not sent"
+            events.broker_failed(len(shipments), uncertain, error)
+            return list(shipments)
+        return failed
+
+    def _encoded(self, shipment: Shipment) -> dict[str, Any] | None:
+        try:
+            return self._message(shipment)
+        except Exception as error:  # whatever a router, a header or a signal receiver throws concerns this object alone
+            events.unsendable(shipment.ref, error)
+            return None
+
+    def _message(self, shipment: Shipment) -> dict[str, Any]:
+        first, *rest = shipment.jobs
+        options = json.loads(first.options_json) if first.options_json else {}
+        route = self.route(first.task, options.get("queue"))
+        task_id = task_id_of(shipment, shipment.first_position, first)
+        name = f"{shipment.ref}#{first.id}"
+        headers = dict(
+            route.headers,
+            id=task_id,
+            root_id=options.get("root_id") or task_id,
+            parent_id=options.get("parent_id"),
+            retries=options.get("retries", 0),
+            timelimit=[options.get("time_limit"), options.get("soft_time_limit")],
+            argsrepr=name,
+        )
+        headers.update(options.get("headers") or {})
+        headers[HEADER] = header_of(shipment, shipment.first_position, first, self.database_id)
+        chain = [self._link(shipment, shipment.first_position + ahead, job) for ahead, job in enumerate(rest, 1)]
+        chain.reverse()
+        body: tuple[Any, ...] = ((), {}, {"callbacks": None, "errbacks": None, "chain": chain or None, "chord": None})
+        json.dumps((headers, body))
+        message = {
+            "body": body,
+            "exchange": route.exchange,
+            "routing_key": route.routing_key,
+            "headers": headers,
+            "serializer": "json",
+            "delivery_mode": route.delivery_mode,
+            "correlation_id": task_id,
+            "retry": False,
+        }
+        if options.get("priority") is not None:
+            message["priority"] = options["priority"]
+        if route.queue not in self._declared:
+            message["declare"] = [route.entity]
+            self._declared.add(route.queue)
+        if signals.before_task_publish.receivers:
+            signals.before_task_publish.send(
+                sender=first.task, body=body, exchange=route.exchange, routing_key=route.routing_key,
+                declare=message.get("declare"), headers=headers, properties={"correlation_id": task_id},
+                retry_policy=None,
+            )  # fmt: skip
+        return message
+
+    def _link(self, shipment: Shipment, position: int, job: Brief) -> dict[str, Any]:
+        options = json.loads(job.options_json) if job.options_json else {}
+        settings: dict[str, Any] = {
+            "task_id": task_id_of(shipment, position, job),
+            "headers": {
+                **(options.get("headers") or {}),
+                HEADER: header_of(shipment, position, job, self.database_id),
+            },
+            "argsrepr": f"{shipment.ref}#{job.id}",
+        }
+        for name in ("queue", "priority", "time_limit", "soft_time_limit"):
+            if options.get(name) is not None:
+                settings[name] = options[name]
+        return {"task": job.task, "args": [], "kwargs": {}, "options": settings, "immutable": True}
+
+    def route(self, task: str, queue: str | None = None) -> Route:
+        """Where a task's messages go: the app's router is asked once per task."""
+        known = self._routes.get((task, queue))
+        if known is None:
+            known = self._routes[task, queue] = make_route(self.app, task, queue)
+        return known
+
+    def _ready_producer(self) -> Producer:
+        if self._producer is None or self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._declared.clear()
+            connection = self.app.connection_for_write(connect_timeout=CONNECT_TIMEOUT)
+            connection.ensure_connection(max_retries=1, timeout=CONNECT_TIMEOUT, interval_start=0)
+            self._connection = connection
+            self._producer = self.app.amqp.Producer(connection.default_channel, auto_declare=False)
+        return self._producer
+
+    def reset(self) -> None:
+        """Drop the connection; the next send makes a new one."""
+        with self._lock:
+            connection, self._connection, self._producer = self._connection, None, None
+            self._declared.clear()
+            if connection is not None and self._pid == os.getpid():
+                try:
+                    connection.release()
+                except Exception as error:  # a broken connection may break once more while it is closed
+                    events.close_failed(error)
+
+    close = reset
+
+
+def make_route(app: Celery, task: str, queue: str | None) -> Route:
+    """Ask the app's router where a task's messages go."""
+    options = app.amqp.router.route({"queue": queue} if queue else {}, task)
+    entity = options.get("queue") or app.amqp.default_queue
+    if isinstance(entity, str):
+        entity = app.amqp.queues[entity]
+    exchange = entity.exchange
+    exchange_type = exchange.type if exchange is not None else "direct"
+    if exchange_type == "direct":
+        exchange_name, routing_key = "", entity.name
+    else:
+        exchange_name = options.get("exchange") or exchange.name
+        exchange_name = getattr(exchange_name, "name", exchange_name)
+        routing_key = options.get("routing_key") or entity.routing_key
+    headers = {
+        "lang": "py",
+        "task": task,
+        "shadow": None,
+        "eta": None,
+        "expires": None,
+        "group": None,
+        "group_index": None,
+        "kwargsrepr": "{}",
+        "origin": anon_nodename(),
+        "replaced_task_nesting": 0,
+        "stamped_headers": None,
+        "stamps": {},
+    }
+    delivery_mode = getattr(exchange, "delivery_mode", None) or app.conf.task_default_delivery_mode
+    return Route(entity.name, exchange_name, routing_key, delivery_mode, entity, headers)
+
+
+def forward_chain(app: Celery, chain: Iterable[dict[str, Any]], root_id: str | None, parent_id: str) -> None:
+    """Publish the rest of a chain behind a link that failed: Celery itself would drop it, and store FAILURE for it."""
+    rest = list(chain)
+    link = rest.pop()
+    app.signature(link).apply_async((), chain=rest or None, root_id=root_id, parent_id=parent_id)

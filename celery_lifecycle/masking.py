@@ -1,0 +1,25 @@
+"""Keeps a soft time limit out of the protocol's own steps: it may interrupt the body of a job, nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def masked() -> Iterator[None]:
+    """Ignore the signal by which prefork pools raise `SoftTimeLimitExceeded`, within the block."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGUSR1"):
+        yield
+        return
+    handler = signal.getsignal(signal.SIGUSR1)
+    if handler in (signal.SIG_DFL, signal.SIG_IGN, None):
+        yield
+        return
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, handler)

@@ -1,0 +1,110 @@
+"""Makes, upgrades and verifies the tables; Alembic does the work, a lock of the database keeps others out meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config as AlembicConfig
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from celery_lifecycle.errors import DatabaseUnavailable, SchemaOutdated
+from celery_lifecycle.store.database import Database
+from celery_lifecycle.tables import make_tables
+
+LOCK = 7_426_931_855_321
+
+
+def _config(database: Database, connection: Connection | None = None) -> AlembicConfig:
+    config = AlembicConfig()
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    config.set_main_option("path_separator", "os")
+    prefix = database.config.table_prefix
+    config.attributes.update(
+        connection=connection,
+        prefix=prefix,
+        tables=make_tables(prefix),
+        version_table=version_table(database),
+    )
+    return config
+
+
+def version_table(database: Database) -> str:
+    return f"{database.config.table_prefix}alembic_version"
+
+
+def head(database: Database) -> str:
+    """The revision that this version of the package needs."""
+    found = ScriptDirectory.from_config(_config(database)).get_current_head()
+    assert found is not None
+    return found
+
+
+def current(database: Database) -> str | None:
+    """The revision that the tables have; None if there are none.
+
+    Raises:
+        DatabaseUnavailable: the database can't be reached.
+    """
+    try:
+        with database.engine.connect() as connection:
+            context = MigrationContext.configure(connection, opts={"version_table": version_table(database)})
+            return context.get_current_revision()
+    except (DBAPIError, OSError) as error:
+        raise database._unreachable(error) from error
+
+
+def verify(database: Database) -> None:
+    """Check that the tables are those of this version.
+
+    Raises:
+        DatabaseUnavailable: the database can't be reached.
+        SchemaOutdated: they are missing, old, or newer than this package.
+    """
+    have, need = current(database), head(database)
+    if have == need:
+        return
+    known = {script.revision for script in ScriptDirectory.from_config(_config(database)).walk_revisions()}
+    what = "missing" if have is None else "old" if have in known else "of a newer version of this package"
+    raise SchemaOutdated(
+        f"The tables of celery_lifecycle in {database.url.render_as_string(hide_password=True)} are {what} (revision"
+        f" {have}, needed {need}). Run: celery -A <your app> lifecycle migrate"
+    )
+
+
+def migrate(database: Database, revision: str = "head") -> str:
+    """Make or upgrade the tables. Processes that do it at the same time wait for each other.
+
+    Returns:
+        The revision reached.
+    """
+    try:
+        with database.engine.connect() as connection, _alone(connection):
+            command.upgrade(_config(database, connection), revision)
+    except (DBAPIError, OSError) as error:
+        raise DatabaseUnavailable(f"The tables could not be made or upgraded: {error}") from error
+    return current(database) or ""
+
+
+@contextlib.contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        yield
+        connection.exec_driver_sql("COMMIT")
+    elif connection.dialect.name == "postgresql":
+        with connection.begin():
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+            yield
+    else:
+        connection.execute(text("SELECT GET_LOCK('celery_lifecycle', 30)"))
+        try:
+            yield
+            connection.commit()
+        finally:
+            connection.execute(text("SELECT RELEASE_LOCK('celery_lifecycle')"))

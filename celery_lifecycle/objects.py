@@ -1,0 +1,244 @@
+"""Object classes and capabilities: where an application says what its logical objects do."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any, ClassVar
+
+from celery_lifecycle import validate
+from celery_lifecycle.code import Code
+from celery_lifecycle.decorator import BoundJob, JobMethod
+from celery_lifecycle.deployment import Deployment, Target, default_deployment
+from celery_lifecycle.errors import KindConflict, LifecycleError, UnknownTask
+from celery_lifecycle.handles import ObjectHandle
+from celery_lifecycle.model import HOST, AlarmInfo, MemoryLimitContext, ObjectRef, RetryPolicy
+from celery_lifecycle.queue import JobQueue
+from celery_lifecycle.task import make_task
+
+_shared_kinds: dict[str, type[LifecycleObject]] = {}
+RESERVED_OWNERS = frozenset({HOST, "scheduler"})
+
+
+def snake_case(name: str) -> str:
+    """`ShoppingCart` → `shopping_cart`: the default kind of a class."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+class Capability:
+    """A reusable part of object classes, installed by assignment: `outbox = Outbox()`. It owns its jobs under its own id.
+
+    Args:
+        id: who owns the jobs; default the name it is assigned to. `"host"` and `"scheduler"` are taken.
+
+    On an object's instance, `self.object` is the object and `self.jobs` the capability's own jobs.
+    """
+
+    id: str = ""
+    object: Any = None
+
+    def __init__(self, id: str | None = None) -> None:
+        if id is not None:
+            self.id = self._checked(id)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        if not self.id:
+            self.id = self._checked(name)
+        self._attribute = name
+
+    @staticmethod
+    def _checked(id: str) -> str:
+        if id in RESERVED_OWNERS:
+            raise LifecycleError(f"A capability can't have the id {id!r}: it is taken. Choose another one.")
+        return validate.name(id, "capability id")
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        bound = copy.copy(self)
+        bound.object = instance
+        return bound
+
+    @property
+    def jobs(self) -> JobQueue:
+        """The capability's own jobs of this object; those of other owners are neither seen nor changed."""
+        handle: LifecycleObject = self.object
+        if handle is None:
+            raise LifecycleError("A capability has jobs only on an object: use it through an instance of its class.")
+        return JobQueue(handle._deployment, handle.ref, self.id, self._resolve)
+
+    def _resolve(self, fn: Any) -> Target:
+        handle: LifecycleObject = self.object
+        name = fn.method_name if isinstance(fn, BoundJob) else fn
+        target = type(handle)._targets.get((self.id, name)) if isinstance(name, str) else None
+        return target if target is not None else handle._resolve(fn)
+
+    def on_start(self) -> None:
+        """Called before the first job of a run, after the host's, and in each further process that gets a link of it."""
+
+    def on_job_error(self, ctx: Any, error: BaseException) -> Any:
+        """Called after the last attempt of one of the capability's jobs; returns an outcome, as the job would."""
+
+    def on_memory_limit(self, context: MemoryLimitContext) -> None:
+        """Called after a strike of the object, before the host's."""
+
+
+class LifecycleObject(ObjectHandle):
+    """Base class of object classes. An instance is a handle: making one stores nothing.
+
+    Class attributes:
+        kind: default the class name in snake_case. Also `class Cart(LifecycleObject, kind="basket")`.
+        max_memory_strikes: deaths at which a loop is sealed; default `lifecycle_max_memory_strikes`.
+
+    Class arguments:
+        lifecycle: register the class in this deployment only; default in every app of the process.
+        abstract: a base class of object classes, with no kind of its own.
+    """
+
+    kind: ClassVar[str] = ""
+    max_memory_strikes: ClassVar[int | None] = None
+    _targets: ClassVar[dict[tuple[str, str], Target]] = {}
+    _capabilities: ClassVar[dict[str, str]] = {}
+    _lifecycle: ClassVar[Any] = None
+
+    def __init__(self, name: str, *, lifecycle: Deployment | None = None) -> None:
+        deployment = lifecycle or type(self)._lifecycle or default_deployment()
+        super().__init__(deployment, ObjectRef(type(self).kind, validate.name(name)))
+
+    def __init_subclass__(cls, *, kind: str | None = None, lifecycle: Any = None, abstract: bool = False) -> None:
+        super().__init_subclass__()
+        if abstract:
+            return
+        own = cls.__dict__.get("kind") or kind or snake_case(cls.__name__)
+        cls.kind = validate.kind(own)
+        cls._lifecycle = lifecycle
+        kinds = _shared_kinds if lifecycle is None else lifecycle.kinds
+        known = kinds.get(cls.kind) or _shared_kinds.get(cls.kind)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise KindConflict(
+                f"{cls.__module__}.{cls.__qualname__} and {known.__module__}.{known.__qualname__} both have the kind"
+                f" {cls.kind!r}. Give one of them its own: kind = '…'."
+            )
+        _check_strikes(cls)
+        kinds[cls.kind] = cls
+        _register(cls)
+
+    # What an object class may define.
+
+    def on_start(self) -> None:
+        """Called before the first job of a run, and in each further process that gets a link of it. It runs often."""
+
+    def on_alarm(self, info: AlarmInfo) -> None:
+        """Called once per run, after the due jobs."""
+
+    def on_memory_limit(self, context: MemoryLimitContext) -> None:
+        """Called after a strike of the object, sealed or not; tried once."""
+
+    def _resolve(self, fn: Any) -> Target:
+        if isinstance(fn, BoundJob):
+            owner = fn._holder.id if isinstance(fn._holder, Capability) else HOST
+            fn = (owner, fn.method_name)
+        elif isinstance(fn, JobMethod):
+            fn = (HOST, fn.name)
+        if isinstance(fn, tuple):
+            target = type(self)._targets.get(fn)
+        else:
+            target = type(self)._targets.get((HOST, fn)) if isinstance(fn, str) else None
+        if target is not None:
+            return target
+        if isinstance(fn, tuple) or (isinstance(fn, str) and not self._deployment.knows(fn) and "." not in fn):
+            names = sorted(name for owner, name in type(self)._targets if owner == HOST)
+            raise UnknownTask(
+                f"{type(self).__name__} has no job {fn!r}. It has: {', '.join(names) or 'none'}; mark a method with"
+                " @lifecycle_job."
+            )
+        return self._deployment.target(fn)
+
+
+def shared_kinds() -> dict[str, type[LifecycleObject]]:
+    """The object classes that belong to every app of this process, by kind."""
+    return _shared_kinds
+
+
+def _check_strikes(cls: type[LifecycleObject]) -> None:
+    limit = cls.max_memory_strikes
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1000):
+        raise LifecycleError(f"{cls.__name__}.max_memory_strikes is {limit!r}: give a whole number from 1 to 1000.")
+
+
+def _register(cls: type[LifecycleObject]) -> None:
+    """Make a Celery task of each job, of `on_alarm` and of the memory hooks of a class."""
+    app = cls._lifecycle.app if cls._lifecycle is not None else None
+    cls._targets, cls._capabilities = {}, {}
+    for attribute in dir(cls):
+        member = _member(cls, attribute)
+        if isinstance(member, JobMethod):
+            _add_job(cls, HOST, None, member, app)
+        elif isinstance(member, Capability):
+            if member.id in cls._capabilities:
+                raise LifecycleError(f"{cls.__name__} has two capabilities with the id {member.id!r}.")
+            cls._capabilities[member.id] = attribute
+            for inner in dir(type(member)):
+                method = _member(type(member), inner)
+                if isinstance(method, JobMethod):
+                    _add_job(cls, member.id, attribute, method, app)
+    for name in ("on_alarm", "on_memory_limit"):
+        task = f"{cls.kind}.{name}"
+        make_task(task, _code_factory(cls, task, None, None), Target(task, HOST), {}, app, cls.__module__)
+
+
+def _member(cls: type, name: str) -> Any:
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return None
+
+
+def _add_job(cls: type[LifecycleObject], owner: str, attribute: str | None, method: JobMethod, app: Any) -> None:
+    middle = "" if owner == HOST else f"{owner}."
+    task = method.options.name or f"{cls.kind}.{middle}{method.name}"
+    target = method.options.target(task, owner)
+    cls._targets[owner, method.name] = target
+    factory = _code_factory(cls, task, attribute, method)
+    make_task(task, factory, target, method.options.celery, app, cls.__module__)
+
+
+def _code_factory(cls: type[LifecycleObject], task: str, attribute: str | None, method: JobMethod | None) -> Any:
+    def factory(deployment: Deployment, ref: ObjectRef) -> Code:
+        return _code(cls, deployment, ref, task, attribute, method)
+
+    return factory
+
+
+def _code(
+    cls: type[LifecycleObject], deployment: Deployment, ref: ObjectRef, task: str, attribute: str | None,
+    method: JobMethod | None,
+) -> Code:  # fmt: skip
+    handle = cls(ref.name, lifecycle=deployment)
+    parts = [getattr(handle, name) for name in cls._capabilities.values()]
+    starts = [handle.on_start] if _overrides(cls, "on_start", LifecycleObject) else []
+    starts += [part.on_start for part in parts if _overrides(type(part), "on_start", Capability)]
+    hooks = [part.on_memory_limit for part in parts if _overrides(type(part), "on_memory_limit", Capability)]
+    hooks += [handle.on_memory_limit] if _overrides(cls, "on_memory_limit", LifecycleObject) else []
+    holder: Any = getattr(handle, attribute) if attribute is not None else handle
+    has_error_hook = attribute is not None and _overrides(type(holder), "on_job_error", Capability)
+    return Code(
+        task=task,
+        ref=ref,
+        handle=handle,
+        resolve=holder._resolve,
+        call=method.function.__get__(holder) if method is not None else lambda ctx: None,
+        starts=tuple(starts),
+        alarm=handle.on_alarm if _overrides(cls, "on_alarm", LifecycleObject) else None,
+        memory_hooks=tuple(hooks),
+        hook_task=f"{cls.kind}.on_memory_limit" if hooks else None,
+        on_error=holder.on_job_error if has_error_hook else None,
+        owners=frozenset({HOST, "scheduler", *cls._capabilities}),
+        limit=cls.max_memory_strikes or deployment.config.max_memory_strikes,
+        memory_limit=method.options.memory_limit if method is not None else None,
+        retry=(method.options.retry if method is not None else None) or RetryPolicy(),
+    )
+
+
+def _overrides(cls: type, name: str, base: type) -> bool:
+    return getattr(cls, name) is not getattr(base, name)

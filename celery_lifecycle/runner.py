@@ -1,0 +1,466 @@
+"""Runs one link: begin → on_start → call → decide → finish. It knows the protocol and the code, not Celery."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, TypeVar
+
+from celery_lifecycle import events, memory
+from celery_lifecycle.code import Code
+from celery_lifecycle.context import JobContext
+from celery_lifecycle.deployment import CurrentRun, Deployment, current_run
+from celery_lifecycle.errors import (
+    DatabaseUnavailable,
+    Fenced,
+    LifecycleError,
+    OutcomeInvalid,
+    OutOfMemory,
+    StartFailed,
+)
+from celery_lifecycle.masking import masked
+from celery_lifecycle.model import (
+    ALARM,
+    HOOK_PREFIX,
+    YIELD,
+    AlarmInfo,
+    Cause,
+    Job,
+    Link,
+    MemoryLimitContext,
+    Reschedule,
+    Shipment,
+    Why,
+    _utc,
+)
+from celery_lifecycle.queue import JobQueue, when
+from celery_lifecycle.storage import RunStorage
+from celery_lifecycle.store.ends import Ended
+from celery_lifecycle.store.jobs import Pusher
+from celery_lifecycle.store.runs import Begun, Calling, Finished
+from celery_lifecycle.timing.backoff import full_jitter
+from celery_lifecycle.transitions.run import Action, Verdict, Worker
+
+T = TypeVar("T")
+RETRY_DATABASE = 0.5
+Classify = Callable[[BaseException, int], "Verdict | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of a link, for whoever carries the chain on.
+
+    Attributes:
+        result: the link's result.
+        error: to be raised, so that the task shows what happened.
+        goes_on: the rest of the chain is to be published.
+        token: of the run; links that have none yet get it.
+        again_ms: the job is put back to be tried again then.
+        value: the job's own return value, where any value is allowed.
+    """
+
+    result: dict[str, Any]
+    error: BaseException | None = None
+    goes_on: bool = False
+    token: str | None = None
+    again_ms: int | None = None
+    value: Any = None
+    completed: bool = False
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs links for one deployment in this process."""
+
+    deployment: Deployment
+    worker: Worker
+    classify: Classify
+    _started: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    def run(self, link: Link, code: Code, request: Any = None) -> Report:
+        """Run one link to its end. Exceptions that end the process pass through; nothing else is raised."""
+        starts = bool(code.starts) and not link.job.startswith(HOOK_PREFIX) and link.token not in self._started
+        calling = Calling(code.task, code.limit, code.hook_task, starts)
+        with masked():
+            begun = self._begin(link, calling)
+        if begun.refused is not None:
+            return Report({"outcome": "refused", "reason": begun.refused.value, "at": None})
+        if begun.dead is not None and begun.why is not None:
+            events.died(begun.dead.object, begun.dead.id, begun.why)
+        if begun.job is None and not begun.alarm:
+            return self._passed(begun)
+        assert begun.state is not None
+        link = replace(link, token=begun.token)
+        if starts:
+            stopped = self._start(link, code, begun)
+            if stopped is not None:
+                return stopped
+        if begun.alarm:
+            return self._alarm(link, code, begun)
+        assert begun.job is not None
+        if link.job.startswith(HOOK_PREFIX):
+            return self._hook(link, code, begun, begun.job)
+        return self._job(link, code, begun, begun.job, request)
+
+    def _begin(self, link: Link, calling: Calling) -> Begun:
+        """Begin; while the database does not answer, try again for as long as a lease lasts."""
+        deadline = time.monotonic() + self.deployment.config.lease_ms / 1000
+        again = False
+        while True:
+            try:
+                return self.deployment.store.runs.begin(link, calling, self.worker, again)
+            except DatabaseUnavailable as error:
+                if time.monotonic() > deadline:
+                    raise
+                if not again:
+                    events.database_failed(f"{link.task_id} can't begin; trying again", error)
+                again = True
+                time.sleep(RETRY_DATABASE)
+
+    def _stored(self, what: str, verb: Callable[[], T]) -> T:
+        """Call a verb of the store until the database answers: what has run must not be lost to an outage.
+
+        The parent goes on renewing the lease meanwhile. If the run is ended by somebody else all the same, the verb says so.
+        """
+        said = False
+        while True:
+            try:
+                return verb()
+            except DatabaseUnavailable as error:
+                if not said:
+                    events.database_failed(f"{what} can't be stored; trying again until the database is back", error)
+                said = True
+                time.sleep(RETRY_DATABASE)
+
+    def _passed(self, begun: Begun) -> Report:
+        self._follow_up(begun.shipment)
+        return Report({"outcome": "passed", "at": None}, goes_on=not begun.closed, token=begun.token)
+
+    def _follow_up(self, shipment: Shipment | None) -> None:
+        if shipment is not None:
+            self.deployment.send([shipment])
+
+    # --- on_start
+
+    def _start(self, link: Link, code: Code, begun: Begun) -> Report | None:
+        ref = code.ref
+        error: BaseException | None = None
+        with self._inside(begun, code, starting=True):
+            try:
+                for start in code.starts:
+                    start()
+            except MemoryError as out:
+                error = out
+            except Exception as raised:  # whatever a user's hook throws
+                error = raised
+        if isinstance(error, MemoryError):
+            return self._out_of_memory(link, code, error, Cause.MEMORY_ERROR)
+        with masked():
+            if error is not None:
+                next_ms = self._stored(link.task_id, lambda: self.deployment.store.runs.start_failed(link, begun.token))
+                if next_ms is not None:
+                    events.start_failed(ref, error, next_ms)
+                failed = StartFailed(f"on_start of {ref} raised {error!r}; its jobs stay.")
+                failed.__cause__ = error
+                return Report({}, error=failed)
+            entered = self._stored(link.task_id, lambda: self.deployment.store.runs.enter(link, begun.token, begun))
+            if not entered:
+                return self._fenced(ref, link.job)
+        self._started[begun.token] = None
+        while len(self._started) > 1000:
+            self._started.popitem(last=False)
+        return None
+
+    def _fenced(self, ref: Any, job: str) -> Report:
+        events.refused(ref, job, "its run is over")
+        return Report({}, error=Fenced(f"The run of {ref}#{job} was ended meanwhile; its late result is refused."))
+
+    @contextlib.contextmanager
+    def _inside(self, begun: Begun, code: Code, starting: bool = False) -> Iterator[None]:
+        job = begun.job
+        pusher = Pusher(code.ref, job.id if job else ALARM, job.task if job else code.task, job.line if job else ALARM)
+        set_to = current_run.set(CurrentRun(self.deployment, pusher, starting))
+        try:
+            yield
+        finally:
+            current_run.reset(set_to)
+
+    # --- a job
+
+    def _job(self, link: Link, code: Code, begun: Begun, job: Job, request: Any) -> Report:
+        if job.owner not in code.owners:
+            return self._unknown_owner(link, begun, job)
+        attempt = job.attempt
+        while True:
+            attempt += 1
+            ctx = self._context(code, begun, job, attempt, request)
+            events.started(code.ref, job.id, attempt, link.task_id)
+            value, error = self._call(code, ctx)
+            if isinstance(error, MemoryError):
+                cause = Cause.MEMORY_LIMIT if code.memory_limit is not None else Cause.MEMORY_ERROR
+                return self._out_of_memory(link, code, error, cause)
+            with masked():
+                verdict, error = self._decide(code, ctx, value, error, begun.now)
+                if not self._holds(verdict):
+                    return self._finish(link, code, begun, job, ctx, verdict, value, error)
+                if not self._attempted(link, begun.token, job, attempt):
+                    return self._fenced(code.ref, job.id)
+            assert error is not None
+            events.retrying(code.ref, job.id, attempt, verdict.delay_ms / 1000, error)
+            time.sleep(verdict.delay_ms / 1000)
+
+    def _attempted(self, link: Link, token: str, job: Job, failed: int) -> bool:
+        runs = self.deployment.store.runs
+        return self._stored(link.task_id, lambda: runs.attempted(link, token, job, failed))
+
+    def _holds(self, verdict: Verdict) -> bool:
+        """Whether the next attempt is so near that this process waits for it."""
+        if verdict.action is not Action.AGAIN or verdict.at_ms is not None:
+            return False
+        return verdict.delay_ms <= self.deployment.config.retry_hold * 1000
+
+    def _context(self, code: Code, begun: Begun, job: Job, attempt: int, request: Any) -> JobContext:
+        waking = begun.waking
+        scheduled = waking.scheduled_for if waking is not None else job.due_ms
+        logger = logging.LoggerAdapter(
+            logging.getLogger(code.task), {"lifecycle_object": str(code.ref), "lifecycle_job": job.id}
+        )
+        return JobContext(
+            object=code.handle,
+            job=job,
+            payload=job.payload,
+            attempt=attempt,
+            strikes=job.strikes,
+            scheduled_for=_utc(scheduled) if scheduled is not None else None,
+            is_catch_up=bool(waking and waking.is_catch_up),
+            storage=RunStorage(self.deployment, code.ref),
+            jobs=JobQueue(self.deployment, code.ref, job.owner, code.resolve),
+            task=request,
+            logger=logger,
+            _deployment=self.deployment,
+        )
+
+    def _call(self, code: Code, ctx: JobContext) -> tuple[Any, BaseException | None]:
+        """The body. Its value or its error; a `MemoryError` leaves with its frames still held."""
+        pusher = Pusher(code.ref, ctx.job.id, ctx.job.task, ctx.job.line)
+        set_to = current_run.set(CurrentRun(self.deployment, pusher, attempt=ctx.attempt))
+        try:
+            with memory.limited(code.memory_limit):
+                return code.call(ctx), None
+        except Exception as error:  # whatever a user's job throws
+            return None, error
+        finally:
+            current_run.reset(set_to)
+
+    def _decide(
+        self, code: Code, ctx: JobContext, value: Any, error: BaseException | None, started: int
+    ) -> tuple[Verdict, BaseException | None]:
+        """One decision about the ended attempt, made of what the job returned or raised."""
+        if error is None:
+            try:
+                return replace(verdict_of(value, code.plain), started_ms=started), None
+            except LifecycleError as invalid:
+                error = invalid
+                told = "".join(traceback.format_exception(invalid))
+                dead = Verdict(Action.DEAD, why=Why.FAILED, error=repr(invalid), traceback=told)
+                return replace(dead, started_ms=started), error
+        known = self.classify(error, ctx.attempt)
+        if known is not None:
+            return replace(known, started_ms=started), error
+        policy = ctx.job.retry if ctx.job.retry_json else code.retry
+        if ctx.attempt < policy.max_attempts:
+            delay = full_jitter(ctx.attempt, policy.base_delay, policy.max_delay, random.random())
+            return Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt), error
+        return replace(self._given_up(code, ctx, error), started_ms=started), error
+
+    def _given_up(self, code: Code, ctx: JobContext, error: BaseException) -> Verdict:
+        told = "".join(traceback.format_exception(error))
+        dead = Verdict(Action.DEAD, why=Why.FAILED, error=repr(error), traceback=told)
+        if code.on_error is None:
+            return dead
+        try:
+            return replace(verdict_of(code.on_error(ctx, error), False), clean=False)
+        except Exception as raised:  # whatever a user's hook throws must not break the run
+            events.hook_failed(code.ref, "on_job_error", raised)
+            return dead
+
+    def _finish(
+        self, link: Link, code: Code, begun: Begun, job: Job, ctx: JobContext, verdict: Verdict, value: Any,
+        error: BaseException | None,
+    ) -> Report:  # fmt: skip
+        writes = ctx.storage.pending if error is None else {}
+        runs = self.deployment.store.runs
+        done = self._stored(link.task_id, lambda: runs.finish(link, begun.token, verdict, writes))
+        if not done.accepted:
+            return self._fenced(code.ref, job.id)
+        self._tell(code, job, ctx, verdict, done, error)
+        self._follow_up(done.shipment)
+        name = {Action.COMPLETE: "complete", Action.DEAD: "complete", Action.AGAIN: "reschedule"}.get(
+            verdict.action, verdict.action.value
+        )
+        at = _utc(done.due_ms).isoformat() if done.due_ms is not None and name == "reschedule" else None
+        again = done.due_ms if verdict.action is Action.AGAIN and not done.discarded else None
+        return Report(
+            {"outcome": name, "at": at},
+            error=error,
+            goes_on=not done.closed,
+            token=begun.token,
+            again_ms=again,
+            value=value,
+            completed=verdict.action in (Action.COMPLETE, Action.DEAD) and not done.discarded,
+        )
+
+    def _tell(
+        self,
+        code: Code,
+        job: Job,
+        ctx: JobContext,
+        verdict: Verdict,
+        done: Finished,
+        error: BaseException | None,
+    ) -> None:
+        ref = code.ref
+        if done.discarded:
+            events.discarded(ref, job.id)
+            return
+        if done.skipped:
+            events.skipped_intervals(ref, job.id, done.skipped)
+        if verdict.action is Action.COMPLETE:
+            events.completed(ref, job.id, ctx.attempt)
+        elif verdict.action is Action.YIELD:
+            events.yielded(ref, job.id)
+        elif verdict.action is Action.DEAD:
+            events.died(ref, job.id, verdict.why or Why.FAILED, error)
+        elif verdict.action is Action.AGAIN and error is not None:
+            events.retrying(ref, job.id, ctx.attempt, verdict.delay_ms / 1000, error)
+        if verdict.action is Action.RESCHEDULE or (done.due_ms is not None and job.schedule_json):
+            events.rescheduled(ref, job.id, done.due_ms)
+
+    def _unknown_owner(self, link: Link, begun: Begun, job: Job) -> Report:
+        dead, shipment, accepted = self.deployment.store.ends.unknown(link, begun.token, Why.UNKNOWN_OWNER)
+        if accepted:
+            events.unknown(job.object, job.task, job.id, dead is not None)
+        self._follow_up(shipment)
+        return Report({"outcome": "refused", "reason": f"no owner {job.owner!r} is installed", "at": None})
+
+    # --- on_alarm and memory hooks
+
+    def _alarm(self, link: Link, code: Code, begun: Begun) -> Report:
+        info = AlarmInfo()
+        if begun.job is not None:
+            meant = (begun.job.payload or {}).get("for")
+            info = AlarmInfo(begun.job.attempt, begun.job.attempt > 0, _at(meant))
+        error: BaseException | None = None
+        with self._inside(begun, code):
+            try:
+                if code.alarm is not None:
+                    code.alarm(info)
+            except MemoryError as out:
+                error = out
+            except Exception as raised:  # whatever a user's hook throws
+                error = raised
+        if isinstance(error, MemoryError):
+            return self._out_of_memory(link, code, error, Cause.MEMORY_ERROR)
+        with masked():
+            done = self._stored(link.task_id, lambda: self._alarm_done(link, code, begun, error))
+        if not done.accepted:
+            return self._fenced(code.ref, ALARM)
+        if error is not None and not done.discarded:
+            events.alarm_failed(code.ref, error, done.due_ms)
+        self._follow_up(done.shipment)
+        return Report({"outcome": "complete", "at": None}, error=error, goes_on=not done.closed, token=begun.token)
+
+    def _alarm_done(self, link: Link, code: Code, begun: Begun, error: BaseException | None) -> Finished:
+        runs = self.deployment.store.runs
+        if error is None:
+            return runs.finish(link, begun.token, Verdict(Action.COMPLETE, clean=True))
+        told = "".join(traceback.format_exception(error))
+        assert begun.state is not None
+        queue = begun.state.queue or self.deployment.queue_of(code.task, None)
+        return runs.alarm_failed(link, begun.token, queue, code.task, repr(error), told)
+
+    def _hook(self, link: Link, code: Code, begun: Begun, job: Job) -> Report:
+        """A memory hook: tried once, whatever becomes of it."""
+        given = job.payload
+        given["next_time"] = datetime.fromisoformat(given["next_time"]) if given["next_time"] else None
+        context = MemoryLimitContext(**{**given, "purged": tuple(given["purged"])})
+        error: BaseException | None = None
+        with self._inside(begun, code):
+            for hook in code.memory_hooks:
+                try:
+                    hook(context)
+                except Exception as raised:  # whatever a user's hook throws undoes nothing
+                    events.hook_failed(code.ref, "on_memory_limit", raised)
+                    error = raised
+        if isinstance(error, MemoryError):
+            memory.give_back(error)
+            error = OutOfMemory(f"on_memory_limit of {code.ref} ran out of memory; it is not tried again.")
+        with masked():
+            runs = self.deployment.store.runs
+            done = self._stored(link.task_id, lambda: runs.finish(link, begun.token, Verdict(Action.COMPLETE)))
+        if not done.accepted:
+            return self._fenced(code.ref, job.id)
+        self._follow_up(done.shipment)
+        return Report({"outcome": "complete", "at": None}, error=error, goes_on=not done.closed, token=begun.token)
+
+    # --- the breaker
+
+    def _out_of_memory(self, link: Link, code: Code, error: BaseException, cause: Cause) -> Report:
+        """A `MemoryError` never leaves this process: its memory is freed, it is counted, and the process goes on."""
+        memory.give_back(error)
+        del error
+        assert link.token is not None
+        token, ends = link.token, self.deployment.store.ends
+        details = {"peak_rss_kib": memory.peak_kib(), "memory_limit": code.memory_limit}
+        with masked():
+            ended = self._stored(link.task_id, lambda: ends.struck_inside(link, token, cause, details))
+        if ended is None:
+            return self._fenced(code.ref, link.job)
+        if ended.context is not None:
+            events.struck(ended.ref, ended.flight.job, ended.context)
+        return Report({}, error=OutOfMemory(told_of(ended)))
+
+
+def told_of(ended: Ended) -> str:
+    """What became of a death, in words, for whoever meets it in Flower."""
+    name = f"{ended.ref}#{ended.flight.job}"
+    context = ended.context
+    if context is None:
+        return f"{name} is put back." if ended.put_back else f"{name} was stopped."
+    if context.sealed:
+        return f"{name} died of memory or with its process ({context.cause}) for the {context.strikes}. time: sealed."
+    return (
+        f"{name} died of memory or with its process ({context.cause}): strike {context.strikes} of {context.limit},"
+        f" next try not before {context.next_time}."
+    )
+
+
+def _at(ms: int | None) -> datetime | None:
+    return None if ms is None else _utc(ms)
+
+
+def verdict_of(value: Any, plain: bool) -> Verdict:
+    """The decision that an outcome stands for.
+
+    Raises:
+        OutcomeInvalid: it is no outcome (and `plain`, which allows any value, is False).
+    """
+    if value is YIELD:
+        return Verdict(Action.YIELD)
+    if isinstance(value, Reschedule):
+        if (value.at is None) == (value.delay is None):
+            raise OutcomeInvalid(f"{value!r}: give exactly one of delay= and at=.")
+        at_ms, delay_ms = when(value.at, value.delay)
+        return Verdict(Action.RESCHEDULE, at_ms=at_ms, delay_ms=delay_ms, clean=True)
+    if value is None or plain:
+        return Verdict(Action.COMPLETE, clean=True)
+    raise OutcomeInvalid(
+        f"A lifecycle job returned {str(value)[:80]!r} ({type(value).__name__}): return None, Reschedule(…) or YIELD."
+    )

@@ -1,0 +1,103 @@
+"""Pushes in the caller's own transaction: the job exists if and only if the caller commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Session
+
+from celery_lifecycle import events
+from celery_lifecycle.deployment import Deployment, current_run
+from celery_lifecycle.errors import ConfigurationError, LifecycleError
+from celery_lifecycle.model import Job, ObjectRef
+from celery_lifecycle.store.jobs import Draft
+
+_KEY = "celery_lifecycle"
+
+
+class _Pending:
+    """What a session has pushed and not yet committed."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.refs: dict[ObjectRef, None] = {}
+        self.root_commit = False
+
+
+def push_in_session(deployment: Deployment, session: Session, drafts: Sequence[Draft]) -> list[Job]:
+    """Store drafts in the session's transaction; what is due is claimed and sent after its root commit."""
+    connection = session.connection()
+    jobs = push_in_connection(deployment, connection, drafts)
+    pending = session.info.get(_KEY)
+    if pending is None:
+        pending = session.info[_KEY] = _Pending(deployment)
+        event.listen(session, "after_commit", _after_commit)
+        event.listen(session, "after_rollback", _after_rollback)
+    if _KEY not in connection.info or connection.info[_KEY] is not pending:
+        connection.info[_KEY] = pending
+    _listen(connection)
+    pending.root_commit = False
+    for draft in drafts:
+        if draft.at_ms is None and draft.delay_ms == 0:
+            pending.refs[draft.ref] = None
+    return jobs
+
+
+def push_in_connection(deployment: Deployment, connection: Connection, drafts: Sequence[Draft]) -> list[Job]:
+    """Store drafts in the transaction of a SQLAlchemy connection; beat sends them."""
+    database = deployment.store.database
+    if connection.dialect.name.replace("mariadb", "mysql") != database.sql.dialect:
+        raise ConfigurationError(
+            f"The session or connection is of {connection.dialect.name}, the job database is of {database.sql.dialect}: "
+            "a push can be part of your transaction only where both are one database."
+        )
+    dbapi = connection.connection.dbapi_connection
+    if dbapi is None or not hasattr(dbapi, "cursor"):
+        raise LifecycleError("The session's connection is closed: push before it is.")
+    if not connection.in_transaction():
+        connection.begin()
+    run = current_run.get()
+    with database.within(dbapi, connection.dialect) as tx:
+        if len(drafts) == 1:
+            return [deployment.store.jobs.push_in(tx, drafts[0], run.pusher if run else None).job]
+        return deployment.store.jobs.push_many_in(tx, drafts)
+
+
+def _listen(connection: Connection) -> None:
+    """Hear of the commit that the driver is told of: savepoints have none."""
+    for name in ("commit", "commit_twophase"):
+        if not event.contains(connection, name, _on_driver_commit):
+            event.listen(connection, name, _on_driver_commit)
+
+
+def _on_driver_commit(connection: Connection, *rest: Any) -> None:
+    pending = connection.info.get(_KEY)
+    if isinstance(pending, _Pending):
+        pending.root_commit = True
+
+
+def _after_commit(session: Session) -> None:
+    pending = session.info.get(_KEY)
+    if not isinstance(pending, _Pending) or not pending.root_commit:
+        return
+    refs, pending.refs, pending.root_commit = list(pending.refs), {}, False
+    for ref in refs:
+        _send(pending.deployment, ref)
+
+
+def _send(deployment: Deployment, ref: ObjectRef) -> None:
+    """The caller's commit is done: whatever fails now is left to beat."""
+    try:
+        shipment = deployment.store.claims.claim_named(ref)
+        if shipment is not None:
+            deployment.send([shipment])
+    except LifecycleError as error:
+        events.database_failed(f"{ref} was stored, but could not be sent at once; beat will", error)
+
+
+def _after_rollback(session: Session) -> None:
+    pending = session.info.get(_KEY)
+    if isinstance(pending, _Pending):
+        pending.refs.clear()

@@ -1,0 +1,129 @@
+"""What beats keep in the database: their ticks, the last runs of ordinary entries, the database's own id, housekeeping."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery_lifecycle.breaker import fresh_lines
+from celery_lifecycle.config import Config
+from celery_lifecycle.store.database import Database, Tx
+from celery_lifecycle.store.rows import object_of
+from celery_lifecycle.store.unit import Locked
+from celery_lifecycle.transitions.derive import derive
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRun:
+    """The last run of an ordinary beat entry."""
+
+    last_run_ms: int
+    total: int
+
+
+class Beats:
+    """What beats of one database share."""
+
+    def __init__(self, database: Database, config: Config) -> None:
+        self.database = database
+        self.config = config
+
+    def database_id(self) -> str:
+        """The id of this database, made by whoever asks first; every message carries it."""
+
+        def work(tx: Tx) -> str:
+            row = tx.row(tx.sql.get_meta, {"name": "id"})
+            if row is None:
+                tx.run(tx.sql.add_meta, {"name": "id", "value": secrets.token_hex(8)})
+                row = tx.row(tx.sql.get_meta, {"name": "id"})
+            assert row is not None
+            return str(row[0])
+
+        return self.database.run(work)
+
+    def ticked(self, beat: str, data: dict[str, Any]) -> None:
+        """Record that a beat has ticked."""
+
+        def work(tx: Tx) -> None:
+            now = tx.now()
+            params = {
+                "kind": "beat",
+                "key": beat,
+                "object": None,
+                "job": None,
+                "expires_at": now + 86_400_000,
+            }
+            tx.run(tx.sql.put_heartbeat, {**params, "data": json.dumps({**data, "seen": now})})
+
+        self.database.run(work)
+
+    def list(self) -> list[dict[str, Any]]:
+        """What is known of beats, with `beat` and `seen` (ms). Changes nothing."""
+
+        def work(tx: Tx) -> list[dict[str, Any]]:
+            rows = tx.rows(tx.sql.list_heartbeats, {"kind": "beat"})
+            return [{"beat": row[1], **json.loads(row[5])} for row in rows]
+
+        return self.database.run(work)
+
+    def now(self) -> int:
+        """The database's time in milliseconds."""
+        return self.database.run(lambda tx: tx.now())
+
+    # --- ordinary entries
+
+    def entries(self) -> dict[str, EntryRun]:
+        """The last runs of ordinary entries. Changes nothing."""
+        return self.database.run(
+            lambda tx: {name: EntryRun(int(last), int(total)) for name, last, total in tx.rows(tx.sql.list_entries)}
+        )
+
+    def add_entry(self, name: str, last_run_ms: int) -> None:
+        """Remember an entry from now on; one that is known stays as it is."""
+        params = {"name": name, "last_run_at": last_run_ms, "count": 0}
+        self.database.run(lambda tx: tx.run(tx.sql.add_entry, params))
+
+    def run_entry(self, name: str, seen: EntryRun, last_run_ms: int, publish: Callable[[], None]) -> bool:
+        """Run one occurrence of an entry: `publish` under the entry's row lock, then the commit.
+
+        Guard: the row is as this beat saw it; a row that another beat holds is skipped. If `publish` raises, nothing is
+        recorded and the occurrence is tried again; a crash between publish and commit runs it twice, never not at all.
+        """
+
+        def work(tx: Tx) -> bool:
+            row = tx.row(tx.sql.lock_entry, {"name": name})
+            if row is None or (int(row[0]), int(row[1])) != (seen.last_run_ms, seen.total):
+                return False
+            publish()
+            params = {"name": name, "last_run_at": last_run_ms, "count": seen.total + 1}
+            return tx.run(tx.sql.update_entry, params) == 1
+
+        with self.database.transaction() as tx:
+            return work(tx)
+
+    # --- housekeeping
+
+    def forget_old(self, limit: int = 500) -> int:
+        """Forget heartbeats whose time is over, and strikes of lines that are older than their window."""
+
+        def work(tx: Tx) -> int:
+            now = tx.now()
+            for kind in ("worker", "beat", "lost"):
+                tx.run(tx.sql.purge_heartbeats, {"kind": kind, "now": now})
+            window = round(self.config.strike_window * 1000)
+            done = 0
+            for row in tx.rows(tx.sql.lock_stale, {"after": 0, "limit": limit}):
+                state = object_of(row)
+                lines = fresh_lines(state.lines, now, window)
+                if lines == state.lines:
+                    continue
+                held = Locked(tx, state, self.config.chain_length)
+                at, agenda, _ = held.agenda()
+                held.save(derive(replace(state, lines=lines), agenda, at), agenda)
+                done += 1
+            return done
+
+        return self.database.run(work)

@@ -1,0 +1,190 @@
+"""What beat does to the table: see what is due, claim it in batches, take back what could not be sent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from celery_lifecycle.config import Config
+from celery_lifecycle.model import ObjectRef, ObjectState, Phase, Shipment
+from celery_lifecycle.store.database import Database, Row, Tx
+from celery_lifecycle.store.rows import brief_of, object_of
+from celery_lifecycle.store.unit import Locked, lock_by_id, lock_by_name, new_token
+from celery_lifecycle.transitions import chain
+from celery_lifecycle.transitions.derive import Agenda, is_forgettable
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The next alarms of one queue, by phase, and the name of the queue after it."""
+
+    now: int
+    idle: int | None
+    sent: int | None
+    open: int | None
+    next_queue: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What one claim brought: chains to send, runs whose worker must be looked into, and how many rows it took."""
+
+    shipments: tuple[Shipment, ...] = ()
+    lost: tuple[int, ...] = ()
+    rows: int = 0
+
+
+class Claims:
+    """Claims over one database. Every verb is one short transaction."""
+
+    def __init__(self, database: Database, config: Config) -> None:
+        self.database = database
+        self.config = config
+
+    def heads(self, queue: str) -> Heads:
+        """The time and the next alarms of `queue` ("" only brings the name of the first queue). Changes nothing."""
+
+        def work(tx: Tx) -> Heads:
+            row = tx.row(tx.sql.queue_heads, {"queue": queue})
+            assert row is not None
+            return Heads(tx.now_of(row[0]), row[1], row[2], row[3], row[4])
+
+        return self.database.run(work)
+
+    def queues(self) -> list[str]:
+        """The queues that have an alarm, in order. Changes nothing."""
+        found: list[str] = []
+        queue = self.heads("").next_queue
+        while queue is not None:
+            found.append(queue)
+            queue = self.heads(queue).next_queue
+        return found
+
+    def count_sent(self, queue: str) -> int:
+        """How many chains of a queue are on their way, counted up to the dispatch window. Changes nothing."""
+
+        def work(tx: Tx) -> int:
+            row = tx.row(tx.sql.count_sent, {"queue": queue, "limit": self.config.dispatch_window})
+            assert row is not None
+            return int(row[0])
+
+        return self.database.run(work)
+
+    def count_overdue(self, queue: str) -> int:
+        """How many objects of a queue are due and have no chain on its way. Changes nothing."""
+
+        def work(tx: Tx) -> int:
+            row = tx.row(tx.sql.count_overdue, {"queue": queue, "phase": int(Phase.IDLE), "now": tx.now()})
+            assert row is not None
+            return int(row[0])
+
+        return self.database.run(work)
+
+    def oldest_overdue(self, queue: str) -> ObjectState | None:
+        """The object of a queue that has been due for longest. Changes nothing."""
+
+        def work(tx: Tx) -> ObjectState | None:
+            row = tx.row(tx.sql.oldest_overdue, {"queue": queue, "now": tx.now()})
+            return object_of(row) if row is not None else None
+
+        return self.database.run(work)
+
+    def claim(self, queue: str, phase: Phase, limit: int) -> Claimed:
+        """Claim what is due in a queue, earliest first.
+
+        Guard: `wake_at <= now`; rows locked by others are skipped, so two beats claim different objects. The chains that
+        come back are on record as sent before they are: a crash now costs each of them one patience.
+        """
+        return self.database.run(self._claim, queue, phase, limit)
+
+    def _claim(self, tx: Tx, queue: str, phase: Phase, limit: int) -> Claimed:
+        params = {"queue": queue, "phase": int(phase), "now": tx.now(), "limit": limit}
+        states = [object_of(row) for row in tx.rows(tx.sql.claimable, params)]
+        if not states:
+            return Claimed()
+        now, agendas = self._agendas(tx, [state.id for state in states])
+        shipments: list[Shipment] = []
+        lost: list[int] = []
+        many: list[ObjectState] = []
+        for state in states:
+            agenda = agendas.get(state.id, Agenda())
+            claim = chain.claim(state, agenda, now, self.config, new_token())
+            if claim.lost:
+                lost.append(state.id)
+                continue
+            if claim.shipment is not None:
+                shipments.append(claim.shipment)
+            if _changes_only_the_chain(state, claim.state) and not is_forgettable(claim.state, agenda):
+                many.append(claim.state)
+            else:
+                Locked(tx, state, self.config.chain_length).save(claim.state, agenda)
+        self._save(tx, many)
+        return Claimed(tuple(shipments), tuple(lost), len(states))
+
+    def _agendas(self, tx: Tx, ids: list[int]) -> tuple[int, dict[int, Agenda]]:
+        rows = tx.rows(tx.sql.agendas, {"ids": tx.sql.ids(ids), "length": self.config.chain_length + 1, "job": ""})
+        by_object: dict[int, list[Row]] = defaultdict(list)
+        for row in rows:
+            if row[1] is not None:
+                by_object[row[1]].append(row)
+        agendas = {key: Agenda.of(brief_of(row[2], row[3:]) for row in of) for key, of in by_object.items()}
+        return tx.now_of(rows[0][0]), agendas
+
+    def _save(self, tx: Tx, states: list[ObjectState]) -> None:
+        if not states:
+            return
+        columns = [
+            {
+                "id": state.id, "queue": state.queue, "wake_at": state.wake_at, "phase": int(state.phase),
+                "dispatch": state.dispatch, "sent_until": state.sent_until, "sent_count": state.sent_count,
+                "lease_until": state.lease_until,
+            }
+            for state in states
+        ]  # fmt: skip
+        if tx.sql.dialect == "postgresql":
+            tx.run(tx.sql.update_claimed, {name: [row[name] for row in columns] for name in columns[0]})
+        else:
+            tx.run_many(tx.sql.update_claimed, columns)
+
+    def claim_one(self, tx: Tx, ref: ObjectRef) -> Shipment | None:
+        """Inside a pusher's transaction: claim one object whose jobs are due, if it has no open run and no chain on its way."""
+        held = lock_by_name(tx, ref, self.config.chain_length)
+        if held is None or held.state.phase is not Phase.IDLE:
+            return None
+        now, agenda, _ = held.agenda()
+        claim = chain.dispatch(held.state, agenda, now, self.config, new_token())
+        if claim.shipment is not None:
+            held.save(claim.state, agenda)
+        return claim.shipment
+
+    def claim_named(self, ref: ObjectRef) -> Shipment | None:
+        """`claim_one` in a transaction of its own."""
+        return self.database.run(self.claim_one, ref)
+
+    def release(self, shipments: list[Shipment], back_off_ms: int) -> int:
+        """Take back chains that could not be sent, so that they are sent again after the back-off.
+
+        Guard: the row still carries this dispatch (or, for a revived run, this token at this step). Returns how many.
+        """
+        done = 0
+        for shipment in sorted(shipments, key=lambda one: one.object_id):
+            done += self.database.run(self._release, shipment, back_off_ms)
+        return done
+
+    def _release(self, tx: Tx, shipment: Shipment, back_off_ms: int) -> int:
+        held = lock_by_id(tx, shipment.object_id, self.config.chain_length)
+        if held is None:
+            return 0
+        now, agenda, _ = held.agenda()
+        released = chain.release(held.state, agenda, shipment, now, back_off_ms)
+        if released is None:
+            return 0
+        held.save(released, agenda)
+        return 1
+
+
+def _changes_only_the_chain(before: ObjectState, after: ObjectState) -> bool:
+    return before == replace(
+        after, queue=before.queue, wake_at=before.wake_at, dispatch=before.dispatch, sent_until=before.sent_until,
+        sent_count=before.sent_count, lease_until=before.lease_until,
+    )  # fmt: skip

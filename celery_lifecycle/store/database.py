@@ -1,0 +1,301 @@
+"""Connections and transactions: one engine per process, the driver's own cursor, errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy.engine import Dialect
+
+from celery_lifecycle.config import Config
+from celery_lifecycle.errors import ConfigurationError, DatabaseUnavailable, LockTimeout, SchemaOutdated
+from celery_lifecycle.store.sql import Sql
+
+T = TypeVar("T")
+Row = Sequence[Any]
+
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_inherited: list[Any] = []
+
+
+class Conflict(DatabaseUnavailable):
+    """Another transaction got in the way (deadlock, serialization, unique key): the whole transaction is to be repeated."""
+
+
+class Disconnected(DatabaseUnavailable):
+    """The connection to the job database broke. Check `lifecycle_database_url` and that the server runs."""
+
+
+class Tx:
+    """One transaction on the driver's own cursor. Statements come from `Sql`, parameters are named."""
+
+    def __init__(self, connection: Any, sql: Sql, dialect: Dialect, clock: Callable[[], int] | None) -> None:
+        self.sql = sql
+        self._connection = connection
+        self._dialect = dialect
+        self._cursor = connection.cursor()
+        self.clock = clock
+        self.foreign = False
+        self.statements = 0
+
+    def rows(self, statement: str, params: Mapping[str, Any] | None = None) -> list[Row]:
+        self._execute(statement, params)
+        return self._cursor.fetchall()
+
+    def row(self, statement: str, params: Mapping[str, Any] | None = None) -> Row | None:
+        self._execute(statement, params)
+        return self._cursor.fetchone()
+
+    def run(self, statement: str, params: Mapping[str, Any] | None = None) -> int:
+        self._execute(statement, params)
+        return int(self._cursor.rowcount)
+
+    def run_many(self, statement: str, params: Sequence[Mapping[str, Any]]) -> None:
+        self.statements += 1
+        try:
+            self._cursor.executemany(statement, params)
+        except self._errors as error:
+            raise translate(error, self._dialect, self._connection) from error
+
+    def run_together(self, first: str, second: str, params: Mapping[str, Any]) -> int:
+        """Run two writes of different tables, in one round trip where the database can; the count of the second."""
+        if self.sql.combines_writes:
+            return self.run(f"WITH first AS ({first}) {second}", params)
+        self.run(first, params)
+        return self.run(second, params)
+
+    @property
+    def last_id(self) -> int:
+        return int(self._cursor.lastrowid)
+
+    def now(self) -> int:
+        """The database's time in milliseconds, taken now: after whatever lock was granted before."""
+        if self.clock is not None:
+            return self.clock()
+        row = self.row(self.sql.now)
+        assert row is not None
+        return int(row[0])
+
+    def now_of(self, value: Any) -> int:
+        """The time that a statement read along with its rows; a clock given for tests goes before it."""
+        return self.clock() if self.clock is not None else int(value)
+
+    @property
+    def _errors(self) -> type[Exception]:
+        return self._dialect.loaded_dbapi.Error
+
+    def _execute(self, statement: str, params: Mapping[str, Any] | None) -> None:
+        self.statements += 1
+        try:
+            self._cursor.execute(statement, params or {})
+        except self._errors as error:
+            raise translate(error, self._dialect, self._connection) from error
+
+
+def translate(error: Exception, dialect: Dialect, connection: Any = None) -> Exception:
+    """The error of this package that a driver's error stands for."""
+    code = getattr(error, "sqlstate", None) or (error.args[0] if error.args else None)
+    text = str(error)
+    if code in ("55P03", 1205, 3572) or "database is locked" in text or "database table is locked" in text:
+        return LockTimeout()
+    if code in ("40P01", "40001", "23505", 1213, 1020, 1062) or "UNIQUE constraint failed" in text:
+        return Conflict(f"Another transaction got in the way: {text}")
+    if code in ("42P01", "42703", 1146, 1054, 1049) or "no such table" in text or "no such column" in text:
+        return SchemaOutdated(
+            f"The tables of celery_lifecycle are missing or old ({text.splitlines()[0]}). "
+            "Run `celery -A <your app> lifecycle migrate`."
+        )
+    if dialect.is_disconnect(error, connection, None) or "connection" in text.lower():  # type: ignore[arg-type]
+        return Disconnected(f"The connection to the job database broke: {text}")
+    return DatabaseUnavailable(f"The job database refused a statement: {text}")
+
+
+class Database:
+    """The job database of one deployment, as seen from this process.
+
+    Args:
+        config: `url`, `lock_timeout` and `table_prefix` are used.
+        clock: milliseconds since the epoch, instead of the database's time: for tests and simulation.
+    """
+
+    def __init__(self, config: Config, clock: Callable[[], int] | None = None) -> None:
+        self.config = config
+        try:
+            self.url = make_url(config.url)
+            self._dialect_name = self.url.get_backend_name()
+        except Exception as error:
+            raise ConfigurationError(
+                f"lifecycle_database_url is {config.database_url!r}: not a SQLAlchemy URL ({error})."
+            ) from error
+        if self._dialect_name not in ("postgresql", "mysql", "mariadb", "sqlite"):
+            raise ConfigurationError(
+                f"lifecycle_database_url names {self._dialect_name!r}: PostgreSQL, MySQL, MariaDB and SQLite are supported."
+            )
+        self.sql = Sql(config.table_prefix, self._dialect_name)
+        self._given_clock = clock
+        # SQLite has no clock but this machine's: a read of it after BEGIN IMMEDIATE is "after the lock", and no statement.
+        self.clock = clock or (_machine_clock if self._dialect_name == "sqlite" else None)
+        self._engine: Engine | None = None
+        _databases.add(self)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self._dialect_name == "sqlite"
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process, made when first needed; connections never cross a fork."""
+        if self._engine is None:
+            self._engine = self._make_engine()
+        return self._engine
+
+    def _make_engine(self) -> Engine:
+        timeout = self.config.lock_timeout
+        connect_args: dict[str, Any] = {}
+        options: dict[str, Any] = {"pool_reset_on_return": None}
+        if self.is_sqlite:
+            connect_args = {"timeout": timeout, "check_same_thread": False}
+        elif self._dialect_name == "postgresql" and self.url.get_driver_name() == "psycopg":
+            connect_args = {"connect_timeout": max(2, round(timeout))}
+        elif self.url.get_driver_name() == "pymysql":
+            connect_args = {
+                "connect_timeout": max(2, round(timeout)),
+                "read_timeout": 60,
+                "write_timeout": 60,
+            }
+        connect_args = {key: value for key, value in connect_args.items() if key not in self.url.query}
+        if not (self.is_sqlite and self.url.database in (None, "", ":memory:")):
+            options |= {"pool_size": 5, "max_overflow": 20}
+        try:
+            engine = create_engine(self.url, connect_args=connect_args, **options)
+        except ModuleNotFoundError as error:
+            extra = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}.get(self._dialect_name, "")
+            raise ConfigurationError(
+                f"lifecycle_database_url needs the driver {error.name!r}: pip install 'celery-lifecycle[{extra}]'."
+            ) from error
+        event.listen(engine, "connect", self._on_connect)
+        return engine
+
+    def _on_connect(self, connection: Any, record: Any) -> None:
+        timeout = self.config.lock_timeout
+        if self.is_sqlite:
+            connection.isolation_level = None  # transactions are begun by `transaction`, with BEGIN IMMEDIATE
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            return
+        cursor = connection.cursor()
+        if self._dialect_name == "postgresql":
+            cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            cursor.execute(f"SET lock_timeout = {round(timeout * 1000)}")
+            # A process that is stopped in mid-transaction must not hold a row for ever.
+            cursor.execute(f"SET idle_in_transaction_session_timeout = {round(timeout * 6000)}")
+        else:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {max(1, round(timeout))}")
+            cursor.execute(f"SET SESSION lock_wait_timeout = {max(1, round(timeout))}")
+        cursor.close()
+        connection.commit()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Tx]:
+        """One short transaction of our own: committed at the end of the block, rolled back if it raises."""
+        connection = self._connect()
+        broken = False
+        try:
+            tx = Tx(connection.dbapi_connection, self.sql, self.engine.dialect, self.clock)
+            if self.is_sqlite:
+                tx.run("BEGIN IMMEDIATE")
+            yield tx
+            try:
+                connection.dbapi_connection.commit()
+            except self.engine.dialect.loaded_dbapi.Error as error:
+                broken = True
+                raise translate(error, self.engine.dialect, connection.dbapi_connection) from error
+        except BaseException as error:
+            broken = broken or isinstance(error, Disconnected)
+            if not broken:
+                try:
+                    connection.dbapi_connection.rollback()
+                except self.engine.dialect.loaded_dbapi.Error:
+                    broken = True
+            raise
+        finally:
+            if broken:
+                connection.invalidate()
+            connection.close()
+
+    def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `work(tx, …)` in a transaction; again if another one got in the way, or if a pooled connection was dead.
+
+        A connection that breaks at the commit is not tried again: whether the commit was done is not known.
+        """
+        for attempt in range(4):
+            reached_end = False
+            try:
+                with self.transaction() as tx:
+                    result = work(tx, *args, **kwargs)
+                    reached_end = True
+                return result
+            except Conflict:
+                if attempt == 3:
+                    raise
+            except Disconnected:
+                if reached_end or attempt > 0:
+                    raise
+                self.engine.dispose()
+        raise AssertionError("unreachable")
+
+    @contextlib.contextmanager
+    def within(self, dbapi_connection: Any, dialect: Dialect) -> Iterator[Tx]:
+        """The caller's own transaction, on the connection that it already has; it is neither committed nor rolled back."""
+        tx = Tx(dbapi_connection, self.sql, dialect, self.clock)
+        tx.foreign = True
+        yield tx
+
+    def _connect(self) -> Any:
+        try:
+            return self.engine.raw_connection()
+        except self.engine.dialect.loaded_dbapi.Error as error:
+            raise self._unreachable(error) from error
+        except OSError as error:
+            raise self._unreachable(error) from error
+        except Exception as error:
+            if getattr(error, "orig", None) is None and "Timeout" not in type(error).__name__:
+                raise
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> DatabaseUnavailable:
+        where = self.url.render_as_string(hide_password=True)
+        return DatabaseUnavailable(
+            f"The job database {where} could not be reached: {getattr(error, 'orig', None) or error}. "
+            "Check lifecycle_database_url and that the server runs; nothing was stored."
+        )
+
+    def close(self) -> None:
+        """Close the pooled connections of this process; a later use opens new ones."""
+        if self._engine is not None:
+            self._engine.dispose()
+
+    def after_fork(self) -> None:
+        """Let go of the parent's connections without closing them; kept, so that no collector closes them either."""
+        if self._engine is not None:
+            _inherited.append(self._engine.pool)
+            self._engine.dispose(close=False)
+            self._engine = None
+
+
+def _machine_clock() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _forget_connections() -> None:
+    for database in list(_databases):
+        database.after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_connections)

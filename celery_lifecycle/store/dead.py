@@ -1,0 +1,101 @@
+"""Dead jobs: kept for people to look at, to replay, to purge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from celery_lifecycle.config import Config
+from celery_lifecycle.model import DeadJob, Job, ObjectRef
+from celery_lifecycle.store.database import Database, Tx
+from celery_lifecycle.store.rows import dead_of
+from celery_lifecycle.store.unit import lock_by_name, lock_or_make, with_job
+from celery_lifecycle.transitions.derive import derive
+
+
+class DeadJobs:
+    """Dead jobs of one database."""
+
+    def __init__(self, database: Database, config: Config) -> None:
+        self.database = database
+        self.config = config
+
+    def list(self, ref: ObjectRef | None = None, after: int = 0, limit: int = 100) -> list[DeadJob]:
+        """Dead jobs (of one object, or of all) in the order in which they died, from behind `after`. Changes nothing."""
+
+        def work(tx: Tx) -> list[DeadJob]:
+            params: dict[str, object] = {"after": after, "limit": limit}
+            if ref is None:
+                return [dead_of(row) for row in tx.rows(tx.sql.list_dead, params)]
+            params = {**params, "kind": ref.kind, "name": ref.name}
+            return [dead_of(row) for row in tx.rows(tx.sql.dead_of, params)]
+
+        return self.database.run(work)
+
+    def replay(self, key: int) -> Job | None:
+        """Push a dead job again, due now, with nothing counted; it lifts a seal. None: no such dead job.
+
+        A pending job that has its id by now stays, and the dead one is replayed under a new id.
+        """
+
+        def work(tx: Tx) -> Job | None:
+            row = tx.row(tx.sql.get_dead, {"id": key})
+            if row is None:
+                return None
+            old = dead_of(row).job
+            held = lock_or_make(tx, old.object, self.config.chain_length)
+            now, agenda, existing = held.agenda(old.id)
+            version = held.state.versions + 1
+            job = replace(
+                old, id=old.id if existing is None else f"{old.id[:150]}-replay-{key}", version=version, line=old.id,
+                due_ms=now, not_before_ms=None, attempt=0, strikes=0, suspect_on=None, unknown_since_ms=None,
+                sealed=False, schedule_json=old.schedule_json if existing is None else None,
+            )  # fmt: skip
+            held.put_job(job)
+            tx.run(tx.sql.delete_dead, {"id": key})
+            state = replace(held.state, versions=version, sealed=self._still_sealed(tx, old.object))
+            agenda = with_job(agenda, job)
+            held.save(derive(state, agenda, now), agenda)
+            return job
+
+        return self.database.run(work)
+
+    def purge(self, key: int) -> bool:
+        """Forget a dead job; that of a sealed one lifts its seal. False: no such dead job."""
+
+        def work(tx: Tx) -> bool:
+            row = tx.row(tx.sql.get_dead, {"id": key})
+            if row is None:
+                return False
+            self._forget(tx, dead_of(row))
+            return True
+
+        return self.database.run(work)
+
+    def purge_old(self, limit: int = 500) -> int:
+        """Forget what is older than `lifecycle_dead_job_retention`. Returns how many."""
+
+        def work(tx: Tx) -> int:
+            before = tx.now() - round(self.config.dead_job_retention * 1000)
+            old = [dead_of(row) for row in tx.rows(tx.sql.old_dead, {"before": before, "limit": limit})]
+            for dead in sorted(old, key=lambda one: (one.job.object.kind, one.job.object.name)):
+                self._forget(tx, dead)
+            return len(old)
+
+        return self.database.run(work)
+
+    def _forget(self, tx: Tx, dead: DeadJob) -> None:
+        tx.run(tx.sql.delete_dead, {"id": dead.key})
+        if dead.reason != "sealed":
+            return
+        held = lock_by_name(tx, dead.job.object, self.config.chain_length)
+        if held is not None:
+            now, agenda, _ = held.agenda()
+            state = replace(held.state, sealed=self._still_sealed(tx, dead.job.object))
+            held.save(derive(state, agenda, now), agenda)
+
+    def _still_sealed(self, tx: Tx, ref: ObjectRef) -> bool:
+        return tx.row(tx.sql.sealed_dead, {"kind": ref.kind, "name": ref.name}) is not None
+
+    def count(self) -> dict[str, int]:
+        """How many dead jobs there are of each reason. Changes nothing."""
+        return self.database.run(lambda tx: {reason: int(count) for reason, count in tx.rows(tx.sql.count_dead)})

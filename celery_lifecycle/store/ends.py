@@ -1,0 +1,303 @@
+"""How a run ends that did not end well: struck, lost, hung, revoked, unknown; each a guarded transaction."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from celery_lifecycle import breaker
+from celery_lifecycle.config import Config
+from celery_lifecycle.model import (
+    Cause,
+    InFlight,
+    Job,
+    Link,
+    MemoryLimitContext,
+    ObjectRef,
+    ObjectState,
+    Shipment,
+    Why,
+)
+from celery_lifecycle.store.database import Database, Tx
+from celery_lifecycle.store.rows import job_of
+from celery_lifecycle.store.unit import Locked, lock_by_id, new_token, with_job, without
+from celery_lifecycle.transitions import chain, run
+from celery_lifecycle.transitions.derive import Agenda, derive
+from celery_lifecycle.transitions.run import Worker
+
+
+class End(str, Enum):
+    """What became of a link's process, as its worker's parent sees it."""
+
+    DIED = "died"
+    HUNG = "hung"
+    TIMED_OUT = "timed out"
+    REVOKED = "revoked"
+    PUT_BACK = "put back"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What ending a run came to.
+
+    Attributes:
+        context: the strike, where the death counts.
+        dead: jobs that became dead jobs.
+        put_back: the job stays and uses up no attempt.
+    """
+
+    ref: ObjectRef
+    flight: InFlight
+    cause: Cause | None = None
+    context: MemoryLimitContext | None = None
+    dead: tuple[Job, ...] = ()
+    put_back: bool = False
+
+
+class Ends:
+    """Ends of runs over one database."""
+
+    def __init__(self, database: Database, config: Config) -> None:
+        self.database = database
+        self.config = config
+
+    def end(
+        self,
+        link: Link,
+        worker: Worker,
+        end: End,
+        cause: Cause | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> Ended | None:
+        """End the run whose link is in flight in this very process.
+
+        Guard: task id, worker instance and pid are those in flight; else nothing is changed and None comes back, so that
+        one death is one strike, whoever sees it.
+        """
+        return self.database.run(self._end, link, worker, end, cause, details or {})
+
+    def _end(
+        self, tx: Tx, link: Link, worker: Worker, end: End, cause: Cause | None, details: dict[str, Any]
+    ) -> Ended | None:
+        held = lock_by_id(tx, link.object_id, self.config.chain_length)
+        if held is None:
+            return None
+        state = held.state
+        flight = state.in_flight
+        if flight is None or flight.task_id != link.task_id:
+            return None
+        if (state.worker, state.worker_pid) != (worker.instance, worker.pid):
+            return None
+        if end is End.DIED:
+            return self._strike(held, cause or Cause.CRASH, details)
+        if end is End.PUT_BACK:
+            return self._put_back(held)
+        return self._used_up(held, end, details)
+
+    def _used_up(self, held: Locked, end: End, details: dict[str, Any]) -> Ended:
+        """A hard time limit or a fenced-off hung job uses up an attempt; a revoked job is dead at once."""
+        flight = held.state.in_flight
+        assert flight is not None
+        now, agenda, job = held.agenda(flight.job)
+        why = {End.HUNG: Why.HUNG, End.TIMED_OUT: Why.TIMED_OUT, End.REVOKED: Why.REVOKED}[end]
+        state = chain.ended(held.state)
+        dead: tuple[Job, ...] = ()
+        if job is not None and job.version == flight.version:
+            failed = job.attempt + 1
+            if end is End.REVOKED or failed >= job.retry.max_attempts:
+                held.bury(job, why, now, error=f"{why.value} in attempt {failed}", details=details)
+                held.remove_job(job.id)
+                agenda, dead = without(agenda, job.id), (job,)
+            else:
+                job = run.unmarked(replace(job, attempt=failed))
+                held.write_job(job)
+                agenda = with_job(agenda, job)
+        held.save(derive(state, agenda, now), agenda)
+        return Ended(held.ref, flight, dead=dead)
+
+    def _put_back(self, held: Locked) -> Ended:
+        """What a deploy does: the job stays as it was, no attempt is used up, nothing is counted."""
+        flight = held.state.in_flight
+        assert flight is not None
+        now, agenda, job = held.agenda(flight.job)
+        if job is not None and job.suspect_on is not None:
+            held.write_job(run.unmarked(job))
+        held.save(derive(chain.ended(held.state), agenda, now), agenda)
+        return Ended(held.ref, flight, put_back=True)
+
+    def _strike(
+        self,
+        held: Locked,
+        cause: Cause,
+        details: dict[str, Any],
+        *,
+        spread: float = 1.0,
+        suspect: bool = False,
+    ) -> Ended:
+        """Count the death, end the run, slow or seal the loop (design, section 7)."""
+        flight = held.state.in_flight
+        assert flight is not None
+        now = held.now()
+        related = self._related(held, flight)
+        struck = breaker.strike(held.state, flight, related, now, cause, self.config, spread=spread, suspect=suspect)
+        for job in struck.write:
+            held.put_job(job)
+        for job in struck.remove:
+            held.remove_job(job.id)
+        facts = {"cause": cause.value, "strikes": struck.context.strikes if struck.context else 0, **details}
+        for job in struck.seal:
+            held.bury(job, Why.SEALED, now, error=f"sealed after a {cause.value} death", details=facts)
+            held.remove_job(job.id)
+        state = chain.ended(struck.state)
+        if struck.seal:
+            state = replace(state, sealed=True)
+        now, agenda, _ = held.agenda()
+        held.save(derive(state, agenda, now), agenda)
+        return Ended(held.ref, flight, cause, struck.context, struck.seal)
+
+    def _related(self, held: Locked, flight: InFlight) -> list[Job]:
+        params = {"object": held.state.id, "job": flight.job, "line": flight.line}
+        return [job_of(held.ref, row) for row in held.tx.rows(held.tx.sql.related_jobs, params)]
+
+    # --- a whole worker is lost
+
+    def rescue(self, object_id: int, queues: list[str]) -> Ended | None:
+        """Look into a run whose lease is over with a link in flight. By beat only.
+
+        The first look sets a doubt and gives the worker a little longer; a renewal clears it. The second look is a
+        strike of cause `lost`, or, if the worker was draining, puts the job back without one. None: not this time.
+        """
+        return self.database.run(self._rescue, object_id, queues)
+
+    def _rescue(self, tx: Tx, object_id: int, queues: list[str]) -> Ended | None:
+        held = lock_by_id(tx, object_id, self.config.chain_length)
+        if held is None:
+            return None
+        state = held.state
+        now, agenda, job = held.agenda(state.in_flight.job if state.in_flight else "")
+        if state.token is None or state.in_flight is None or (state.lease_until or 0) > now:
+            held.save(derive(state, agenda, now), agenda)
+            return None
+        if not state.doubt:
+            doubted = replace(state, doubt=True, lease_until=now + self.config.doubt_ms)
+            held.save(derive(doubted, agenda, now), agenda)
+            return None
+        if self._was_draining(tx, state):
+            return self._put_back(held)
+        aboard = self._aboard(tx, state, queues, now)
+        spread = random.uniform(1, 3)
+        details = {"worker": state.worker, "aboard": aboard["count"]}
+        mine = [state.id, state.in_flight.job]
+        if aboard["suspect"] is not None and aboard["suspect"] != mine:
+            return self._suspected(held, agenda, job, now)
+        several = aboard["count"] > 1 and aboard["suspect"] is None
+        return self._strike(held, Cause.LOST, details, spread=spread, suspect=several)
+
+    def _suspected(self, held: Locked, agenda: Agenda, job: Job | None, now: int) -> Ended:
+        """A suspect was aboard: its neighbour becomes a suspect too, without a strike."""
+        flight = held.state.in_flight
+        assert flight is not None
+        if job is not None:
+            held.write_job(breaker.suspected(job))
+        held.save(derive(chain.ended(held.state), agenda, now), agenda)
+        return Ended(held.ref, flight, put_back=True)
+
+    def _was_draining(self, tx: Tx, state: ObjectState) -> bool:
+        row = tx.row(tx.sql.get_heartbeat, {"kind": "worker", "key": state.worker})
+        return row is not None and bool(json.loads(row[5]).get("draining"))
+
+    def _aboard(self, tx: Tx, state: ObjectState, queues: list[str], now: int) -> dict[str, Any]:
+        """Who was aboard a lost worker: written once per instance, by the first rescue; later ones read it."""
+        key = {"kind": "lost", "key": state.worker}
+        row = tx.row(tx.sql.get_heartbeat, key)
+        if row is None:
+            there = [
+                one for queue in queues for one in tx.rows(tx.sql.aboard, {"queue": queue, "worker": state.worker})
+            ]
+            flights = [(found[0], InFlight.from_json(found[1])) for found in there]
+            running = [[object_id, flight.job] for object_id, flight in flights if flight]
+            suspects = [[object_id, flight.job] for object_id, flight in flights if flight and flight.suspect]
+            data = {"count": len(running), "suspect": suspects[0] if suspects else None}
+            tx.run(
+                tx.sql.add_heartbeat,
+                {
+                    **key,
+                    "object": None,
+                    "job": None,
+                    "expires_at": now + 86_400_000,
+                    "data": json.dumps(data),
+                },
+            )
+            row = tx.row(tx.sql.get_heartbeat, key)
+            assert row is not None
+        return dict(json.loads(row[5]))
+
+    # --- links that never come to run
+
+    def skip(self, link: Link, why: Why) -> tuple[Job | None, Shipment | None]:
+        """A link that its worker dropped before any task code ran: revoked while it waited, or of an unknown task.
+
+        Guard: the row still waits for this very link (its token and position, or its dispatch). A revoked job is dead; one
+        of an unknown task is put back with a doubling delay, and dead after the grace. The run is closed, and a chain
+        with the object's other jobs comes back to be sent at once.
+        """
+        return self.database.run(self._skip, link, why)
+
+    def _skip(self, tx: Tx, link: Link, why: Why) -> tuple[Job | None, Shipment | None]:
+        held = lock_by_id(tx, link.object_id, self.config.chain_length)
+        if held is None:
+            return None, None
+        if link.token is None:
+            if held.state.dispatch != link.dispatch:
+                return None, None
+            state = replace(held.state, dispatch=None, sent_until=None)
+        elif run.may_begin(held.state, link) is None:
+            state = held.state
+        else:
+            return None, None
+        return self._skipped(held, state, link.job, why)
+
+    def _skipped(self, held: Locked, state: ObjectState, job_id: str, why: Why) -> tuple[Job | None, Shipment | None]:
+        now, agenda, job = held.agenda(job_id)
+        dead = None
+        if job is not None:
+            since = job.unknown_since_ms if job.unknown_since_ms is not None else now
+            grace = round(self.config.unknown_task_grace * 1000)
+            if why not in (Why.UNKNOWN_TASK, Why.UNKNOWN_OWNER) or now - since >= grace:
+                held.bury(job, why, now, error=f"{why.value}: {job.task}")
+                held.remove_job(job_id)
+                agenda, dead = without(agenda, job_id), job
+            else:
+                wait = min(max(1000, now - since), 60_000)
+                job = replace(job, unknown_since_ms=since, due_ms=now + wait)
+                held.write_job(job)
+                agenda = with_job(agenda, job)
+        closing = chain.close(state, agenda, now, self.config, new_token())
+        held.save(closing.state, agenda)
+        return dead, closing.shipment
+
+    def unknown(self, link: Link, token: str, why: Why) -> tuple[Job | None, Shipment | None, bool]:
+        """The same for a link that has begun, whose owner this process does not know. The flag: whether it was accepted."""
+
+        def work(tx: Tx) -> tuple[Job | None, Shipment | None, bool]:
+            held = lock_by_id(tx, link.object_id, self.config.chain_length)
+            if held is None or not run.may_finish(held.state, link, token):
+                return None, None, False
+            dead, shipment = self._skipped(held, held.state, link.job, why)
+            return dead, shipment, True
+
+        return self.database.run(work)
+
+    def struck_inside(self, link: Link, token: str, cause: Cause, details: dict[str, Any]) -> Ended | None:
+        """A `MemoryError` that was caught in the job's own process: a strike, and the process goes on."""
+
+        def work(tx: Tx) -> Ended | None:
+            held = lock_by_id(tx, link.object_id, self.config.chain_length)
+            if held is None or not run.may_finish(held.state, link, token):
+                return None
+            return self._strike(held, cause, details)
+
+        return self.database.run(work)

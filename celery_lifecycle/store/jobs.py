@@ -1,0 +1,276 @@
+"""What anyone may do to the jobs of an object: push, cancel, reschedule, look, rearm."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from celery_lifecycle.config import Config
+from celery_lifecycle.errors import ObjectDisabled, OwnerConflict
+from celery_lifecycle.model import ALARM, Job, ObjectRef, Shipment, Why
+from celery_lifecycle.store.database import Database, Tx
+from celery_lifecycle.store.rows import dead_of, job_of, object_of
+from celery_lifecycle.store.unit import Locked, lock_by_name, lock_or_make, new_token, with_job, without
+from celery_lifecycle.transitions import chain
+from celery_lifecycle.transitions.derive import Agenda, derive
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A job as a caller wants it, before it has a row.
+
+    Attributes:
+        id: None for a new random one.
+        at_ms, delay_ms: when; a delay counts from the database's time.
+        keep: an existing job of this id stays as it is (idempotent), instead of being replaced.
+    """
+
+    ref: ObjectRef
+    task: str
+    queue: str
+    owner: str
+    payload_json: str
+    id: str | None = None
+    at_ms: int | None = None
+    delay_ms: int = 0
+    options_json: str | None = None
+    retry_json: str | None = None
+    schedule_json: str | None = None
+    singleflight: bool = False
+    hung_timeout_ms: int | None = None
+    exclusive: bool = False
+    recovery_loop: bool = False
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pusher:
+    """The running job that pushes, if a push comes from inside a run."""
+
+    ref: ObjectRef
+    job: str
+    task: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A stored job, and the chain to send at once if it is due and the pusher claimed it."""
+
+    job: Job
+    shipment: Shipment | None = None
+
+
+class Jobs:
+    """The job queue of every object in one database. Every verb is one short transaction, or part of the caller's."""
+
+    def __init__(self, database: Database, config: Config) -> None:
+        self.database = database
+        self.config = config
+
+    def push(self, draft: Draft, pusher: Pusher | None = None, claims: bool = False) -> Pushed:
+        """Store a job: a new one, or in place of the one that has its id and owner, with a new version.
+
+        `claims`: if it is due and its object has neither a run nor a chain on its way, claim it in the same transaction.
+        The strikes, the delay they brought and the suspicion of a replaced job stay; its attempts do not.
+
+        Raises:
+            OwnerConflict: the id belongs to another owner.
+            ObjectDisabled: alarms of the object were disabled for good.
+        """
+        return self.database.run(self.push_in, draft, pusher, claims)
+
+    def push_in(self, tx: Tx, draft: Draft, pusher: Pusher | None = None, claims: bool = False) -> Pushed:
+        """`push` as part of a transaction that is under way."""
+        held = lock_or_make(tx, draft.ref, self.config.chain_length)
+        job_id = draft.id or uuid.uuid4().hex
+        existing: Job | None
+        if held.fresh:
+            now, agenda, existing = held.now(), Agenda(), None
+        else:
+            now, agenda, existing = held.agenda(job_id)
+        state = held.state
+        if state.disabled:
+            raise ObjectDisabled(f"Alarms of {draft.ref} were disabled for good: nothing can be pushed to it.")
+        if existing is not None and existing.owner != draft.owner:
+            raise OwnerConflict(
+                f"Job {job_id!r} of {draft.ref} belongs to {existing.owner!r}, not to {draft.owner!r}. Choose another id."
+            )
+        if existing is not None and draft.keep:
+            derived = derive(state, agenda, now)
+            if derived != state:
+                held.save(derived, agenda)
+            return Pushed(existing)
+        if state.sealed:
+            sealed = self._sealed(held, draft, pusher)
+            if sealed is not None:
+                return Pushed(sealed)
+            state = held.state
+        job = self._made(draft, job_id, state.versions + 1, existing, pusher, now)
+        agenda = with_job(agenda, job)
+        state = replace(state, versions=job.version)
+        shipment = None
+        if claims and state.token is None and state.dispatch is None:
+            claim = chain.dispatch(state, agenda, now, self.config, new_token())
+            state, shipment = claim.state, claim.shipment
+        else:
+            state = derive(state, agenda, now)
+        held.save_with_job(state, agenda, tx.sql.put_job, job)
+        return Pushed(job, shipment)
+
+    def _made(
+        self, draft: Draft, job_id: str, version: int, existing: Job | None, pusher: Pusher | None, now: int
+    ) -> Job:
+        follows = pusher is not None and pusher.ref == draft.ref and pusher.task == draft.task
+        return Job(
+            object=draft.ref, id=job_id, version=version, line=pusher.line if follows and pusher else job_id,
+            owner=draft.owner, task=draft.task, queue=draft.queue,
+            due_ms=now + draft.delay_ms if draft.at_ms is None else draft.at_ms,
+            not_before_ms=existing.not_before_ms if existing else None, payload_json=draft.payload_json,
+            options_json=draft.options_json, retry_json=draft.retry_json, schedule_json=draft.schedule_json,
+            singleflight=draft.singleflight, hung_timeout_ms=draft.hung_timeout_ms, exclusive=draft.exclusive,
+            recovery_loop=draft.recovery_loop, attempt=0, strikes=existing.strikes if existing else 0,
+            suspect_on=existing.suspect_on if existing else None, unknown_since_ms=None, created_ms=now,
+        )  # fmt: skip
+
+    def _sealed(self, held: Locked, draft: Draft, pusher: Pusher | None) -> Job | None:
+        """From inside a run a sealed job stays away; a push from outside lifts its seal."""
+        tx, ref = held.tx, draft.ref
+        sealed = [dead_of(row) for row in tx.rows(tx.sql.sealed_dead, {"kind": ref.kind, "name": ref.name})]
+        same = [
+            dead
+            for dead in sealed
+            if (draft.id is not None and dead.job.id == draft.id)
+            or (
+                (draft.id is None or draft.keep)
+                and (dead.job.owner, dead.job.task, dead.job.payload_json)
+                == (draft.owner, draft.task, draft.payload_json)
+            )
+        ]
+        if same and pusher is not None and pusher.ref == ref:
+            return same[-1].job
+        for dead in same:
+            tx.run(tx.sql.lift_dead, {"id": dead.key})
+        if len(same) == len(sealed):
+            held.state = replace(held.state, sealed=False)
+        return None
+
+    def push_many(self, drafts: Sequence[Draft]) -> list[Job]:
+        """Store many jobs in one transaction, locking their objects in (kind, name) order; what is due is left to beat."""
+        return self.database.run(self.push_many_in, drafts)
+
+    def push_many_in(self, tx: Tx, drafts: Sequence[Draft]) -> list[Job]:
+        """`push_many` as part of a transaction that is under way."""
+        order = sorted(range(len(drafts)), key=lambda index: (drafts[index].ref.kind, drafts[index].ref.name))
+        pushed: dict[int, Job] = {}
+        for index in order:
+            pushed[index] = self.push_in(tx, drafts[index]).job
+        return [pushed[index] for index in range(len(drafts))]
+
+    def get(self, ref: ObjectRef, job_id: str, owner: str | None) -> Job | None:
+        """One pending job, if it exists and belongs to `owner` (None: whoever). Changes nothing."""
+
+        def work(tx: Tx) -> Job | None:
+            row = tx.row(tx.sql.find_named, {"kind": ref.kind, "name": ref.name})
+            if row is None:
+                return None
+            found = tx.row(tx.sql.job, {"object": row[0], "job": job_id})
+            job = job_of(ref, found) if found is not None else None
+            return job if job is not None and owner in (None, job.owner) else None
+
+        return self.database.run(work)
+
+    def list(self, ref: ObjectRef, owner: str | None) -> list[Job]:
+        """The pending jobs of an owner (None: of all) in due order, without the protocol's own. Changes nothing."""
+
+        def work(tx: Tx) -> list[Job]:
+            row = tx.row(tx.sql.find_named, {"kind": ref.kind, "name": ref.name})
+            if row is None:
+                return []
+            jobs = [job_of(ref, found) for found in tx.rows(tx.sql.jobs_of, {"object": row[0]})]
+            mine = [job for job in jobs if owner in (None, job.owner)]
+            return sorted(mine, key=lambda job: (job.effective_ms, job.id))
+
+        return self.database.run(work)
+
+    def cancel(self, ref: ObjectRef, job_id: str, owner: str | None, why: Why | None = None) -> Job | None:
+        """Take a pending job out; None if there was none of this owner. `why` keeps it as a dead job."""
+        return self.database.run(self.cancel_in, ref, job_id, owner, why)
+
+    def cancel_in(self, tx: Tx, ref: ObjectRef, job_id: str, owner: str | None, why: Why | None = None) -> Job | None:
+        held = lock_by_name(tx, ref, self.config.chain_length)
+        if held is None:
+            return None
+        now, agenda, job = held.agenda(job_id)
+        if job is None or owner not in (None, job.owner):
+            return None
+        held.remove_job(job_id)
+        if why is not None:
+            held.bury(job, why, now)
+        agenda = without(agenda, job_id)
+        held.save(derive(held.state, agenda, now), agenda)
+        return job
+
+    def revoke(self, kinds: Sequence[str], task_id: str) -> Job | None:
+        """Take out the job born of an `apply_async` that promised this task id; it is kept as a dead job."""
+
+        def work(tx: Tx) -> Job | None:
+            for kind in sorted(kinds):
+                job = self.cancel_in(tx, ObjectRef(kind, task_id), task_id, None, Why.REVOKED)
+                if job is not None:
+                    return job
+            return None
+
+        return self.database.run(work)
+
+    def reschedule(
+        self, ref: ObjectRef, job_id: str, owner: str | None, at_ms: int | None, delay_ms: int
+    ) -> Job | None:
+        """Move a pending job, with a new version and its attempts at 0; None if there was none of this owner."""
+        return self.database.run(self.reschedule_in, ref, job_id, owner, at_ms, delay_ms)
+
+    def reschedule_in(
+        self, tx: Tx, ref: ObjectRef, job_id: str, owner: str | None, at_ms: int | None, delay_ms: int
+    ) -> Job | None:
+        held = lock_by_name(tx, ref, self.config.chain_length)
+        if held is None:
+            return None
+        now, agenda, job = held.agenda(job_id)
+        if job is None or owner not in (None, job.owner):
+            return None
+        version = held.state.versions + 1
+        job = replace(job, version=version, due_ms=now + delay_ms if at_ms is None else at_ms, attempt=0)
+        agenda = with_job(agenda, job)
+        state = derive(replace(held.state, versions=version), agenda, now)
+        held.save_with_job(state, agenda, tx.sql.update_job, job)
+        return job
+
+    def rearm(self, ref: ObjectRef) -> None:
+        """Derive the object's alarm from its jobs anew, whatever the row says."""
+
+        def work(tx: Tx) -> None:
+            held = lock_by_name(tx, ref, self.config.chain_length)
+            if held is None:
+                return
+            now, agenda, _ = held.agenda()
+            held.save(derive(held.state, agenda, now), agenda)
+
+        self.database.run(work)
+
+    def get_alarm(self, ref: ObjectRef) -> Job | None:
+        """The bare alarm as it stands: None while it runs, unless it was set again. Changes nothing."""
+
+        def work(tx: Tx) -> Job | None:
+            held = tx.row(tx.sql.find_named, {"kind": ref.kind, "name": ref.name})
+            if held is None:
+                return None
+            found = tx.row(tx.sql.job, {"object": held[0], "job": ALARM})
+            if found is None:
+                return None
+            job = job_of(ref, found)
+            state = object_of(held)
+            running = state.in_flight is not None and state.in_flight.job == ALARM
+            return None if running and state.in_flight and state.in_flight.version == job.version else job
+
+        return self.database.run(work)

@@ -1,0 +1,247 @@
+"""What anyone may do to an object as a whole: pause, resume, disable, destroy; its storage; its keep-alives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery_lifecycle.breaker import protocol_job
+from celery_lifecycle.config import Config
+from celery_lifecycle.model import ALARM, ALIVE, SEALED, Job, ObjectRef, ObjectState
+from celery_lifecycle.store.database import Database, Tx
+from celery_lifecycle.store.rows import job_of, object_of
+from celery_lifecycle.store.unit import lock_by_name, lock_or_make, with_job
+from celery_lifecycle.transitions.derive import Agenda, derive
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A keep-alive or a tracked task of an object."""
+
+    kind: str
+    key: str
+    job: str | None
+    expires_ms: int
+    data: dict[str, Any]
+
+
+class Objects:
+    """Objects of one database. Every verb is one short transaction."""
+
+    def __init__(self, database: Database, config: Config) -> None:
+        self.database = database
+        self.config = config
+
+    def find(self, ref: ObjectRef) -> ObjectState | None:
+        """The object's row as it stands, or None. Changes nothing."""
+
+        def work(tx: Tx) -> ObjectState | None:
+            row = tx.row(tx.sql.find_named, {"kind": ref.kind, "name": ref.name})
+            return object_of(row) if row is not None else None
+
+        return self.database.run(work)
+
+    def find_many(self, kind: str | None = None, after: int = 0, limit: int = 100) -> list[ObjectState]:
+        """Objects in the order of their ids, from behind `after`. Changes nothing."""
+
+        def work(tx: Tx) -> list[ObjectState]:
+            params = {"kind": kind, "after": after, "limit": limit}
+            return [object_of(row) for row in tx.rows(tx.sql.list_objects, params)]
+
+        return self.database.run(work)
+
+    def change(self, ref: ObjectRef, change: Callable[[ObjectState], ObjectState], make: bool = False) -> bool:
+        """Apply a pure change of an object's switches and derive its alarm. False if there is no such object."""
+
+        def work(tx: Tx) -> bool:
+            held = lock_or_make(tx, ref, self.config.chain_length) if make else lock_by_name(tx, ref, 50)
+            if held is None:
+                return False
+            now, agenda, _ = held.agenda()
+            state = derive(change(held.state), agenda, now)
+            held.save(state, agenda)
+            return True
+
+        return self.database.run(work)
+
+    def pause(self, ref: ObjectRef, reason: str) -> None:
+        """Stop new runs until `resume`; an open run goes on to its end. A sealed object stays sealed."""
+        self.change(ref, lambda state: replace(state, paused=state.paused or reason), make=True)
+
+    def resume(self, ref: ObjectRef) -> bool:
+        """Let runs begin again. What a breaker left is cleared: strikes, suspicion, delays, seals. False if no such object."""
+
+        def work(tx: Tx) -> bool:
+            held = lock_by_name(tx, ref, self.config.chain_length)
+            if held is None:
+                return False
+            state = held.state
+            if state.paused == SEALED or state.lines or state.sealed or state.not_before is not None:
+                for row in tx.rows(tx.sql.jobs_of, {"object": state.id}):
+                    job = job_of(ref, row)
+                    held.write_job(replace(job, strikes=0, suspect_on=None, not_before_ms=None))
+                if state.sealed:
+                    tx.run(tx.sql.lift_all_dead, {"kind": ref.kind, "name": ref.name})
+                state = replace(state, lines=None, not_before=None, not_before_count=0, sealed=False)
+            state = replace(state, paused=None)
+            now, agenda, _ = held.agenda()
+            held.save(derive(state, agenda, now), agenda)
+            return True
+
+        return self.database.run(work)
+
+    def disable(self, ref: ObjectRef) -> None:
+        """Disable alarms for good: nothing wakes the object any more, and a push raises."""
+        self.change(ref, lambda state: replace(state, disabled=True), make=True)
+
+    def destroy(self, ref: ObjectRef) -> bool:
+        """Delete jobs, storage, keep-alives, switches and strikes. An open run keeps the row; its end removes it."""
+
+        def work(tx: Tx) -> bool:
+            held = lock_by_name(tx, ref, self.config.chain_length)
+            if held is None:
+                return False
+            state, params = held.state, {"object": held.state.id}
+            tx.run(tx.sql.delete_jobs, params)
+            tx.run(tx.sql.delete_values, params)
+            tx.run(tx.sql.delete_heartbeats, params)
+            if state.sealed:
+                tx.run(tx.sql.lift_all_dead, {"kind": ref.kind, "name": ref.name})
+            state = replace(
+                state, paused=None, disabled=False, not_before=None, not_before_count=0, lines=None, holds=0,
+                stored=False, sealed=False, dispatch=None, sent_until=None, sent_count=0,
+            )  # fmt: skip
+            held.save(derive(state, Agenda(), held.now()), Agenda())
+            return True
+
+        return self.database.run(work)
+
+    # --- the bare alarm
+
+    def set_alarm(self, ref: ObjectRef, task: str, queue: str, at_ms: int | None, delay_ms: int) -> Job:
+        """Set the bare alarm, in place of the one that stands."""
+
+        def work(tx: Tx) -> Job:
+            held = lock_or_make(tx, ref, self.config.chain_length)
+            now, agenda, _ = held.agenda()
+            due = now + delay_ms if at_ms is None else at_ms
+            version = held.state.versions + 1
+            payload = json.dumps({"for": due})
+            job = protocol_job(held.state, ALARM, version, task, queue, payload, due)
+            held.put_job(job)
+            agenda = with_job(agenda, job)
+            held.save(derive(replace(held.state, versions=version), agenda, now), agenda)
+            return job
+
+        return self.database.run(work)
+
+    # --- storage
+
+    def get_value(self, ref: ObjectRef, key: str) -> str | None:
+        def work(tx: Tx) -> str | None:
+            row = tx.row(tx.sql.find_named, {"kind": ref.kind, "name": ref.name})
+            found = tx.row(tx.sql.get_value, {"object": row[0], "key": key}) if row is not None else None
+            return found[0] if found is not None else None
+
+        return self.database.run(work)
+
+    def list_values(self, ref: ObjectRef, prefix: str) -> list[tuple[str, str]]:
+        def work(tx: Tx) -> list[tuple[str, str]]:
+            row = tx.row(tx.sql.find_named, {"kind": ref.kind, "name": ref.name})
+            if row is None:
+                return []
+            rows = tx.rows(tx.sql.list_values, {"object": row[0], "prefix": prefix})
+            return [(key, value) for key, value in rows if key.startswith(prefix)]
+
+        return self.database.run(work)
+
+    def put_values(self, ref: ObjectRef, values: dict[str, str | None]) -> None:
+        """Write values (None deletes) at once, in a transaction of their own."""
+
+        def work(tx: Tx) -> None:
+            writes = any(value is not None for value in values.values())
+            held = lock_or_make(tx, ref, self.config.chain_length) if writes else lock_by_name(tx, ref, 50)
+            if held is None:
+                return
+            object_id = held.state.id
+            for key, value in sorted(values.items()):
+                if value is None:
+                    tx.run(tx.sql.delete_value, {"object": object_id, "key": key})
+                else:
+                    tx.run(tx.sql.put_value, {"object": object_id, "key": key, "value": value})
+            stored = writes or tx.row(tx.sql.any_value, {"object": object_id}) is not None
+            now, agenda, _ = held.agenda()
+            held.save(derive(replace(held.state, stored=stored), agenda, now), agenda)
+
+        self.database.run(work)
+
+    # --- keep-alives and tracked work
+
+    def hold(self, ref: ObjectRef, kind: str, key: str, job: str | None, data: dict[str, Any], lasts_ms: int) -> None:
+        """Keep the object: a holder ("alive") or tracked work of a job ("track") that must renew its row."""
+
+        def work(tx: Tx) -> None:
+            held = lock_or_make(tx, ref, self.config.chain_length)
+            now, agenda, _ = held.agenda()
+            existing = tx.row(tx.sql.get_heartbeat, {"kind": kind, "key": key})
+            params = {
+                "kind": kind,
+                "key": key,
+                "object": held.state.id,
+                "job": job,
+                "expires_at": now + lasts_ms,
+            }
+            tx.run(
+                tx.sql.put_heartbeat,
+                {**params, "data": json.dumps({"kind": ref.kind, "name": ref.name, **data})},
+            )
+            holds = held.state.holds + (existing is None)
+            held.save(derive(replace(held.state, holds=holds), agenda, now), agenda)
+
+        self.database.run(work)
+
+    def extend(self, kind: str, key: str, lasts_ms: int) -> bool:
+        """Renew a hold. False: it is gone."""
+
+        def work(tx: Tx) -> bool:
+            return tx.run(tx.sql.extend_heartbeat, {"kind": kind, "key": key, "expires_at": tx.now() + lasts_ms}) > 0
+
+        return self.database.run(work)
+
+    def let_go(self, ref: ObjectRef, kind: str, key: str, wake: tuple[str, str] | None = None) -> bool:
+        """Give a hold back, once. `wake` (task, queue): its holder died, so `#alive` is pushed, due now."""
+
+        def work(tx: Tx) -> bool:
+            held = lock_by_name(tx, ref, self.config.chain_length)
+            if tx.run(tx.sql.delete_heartbeat, {"kind": kind, "key": key}) == 0 or held is None:
+                return False
+            now, agenda, _ = held.agenda()
+            state = replace(held.state, holds=max(held.state.holds - 1, 0))
+            if wake is not None and not state.disabled:
+                version = state.versions + 1
+                job = protocol_job(state, ALIVE, version, wake[0], wake[1], "null", now)
+                held.put_job(job)
+                state, agenda = replace(state, versions=version), with_job(agenda, job)
+            held.save(derive(state, agenda, now), agenda)
+            return True
+
+        return self.database.run(work)
+
+    def holds_of(self, ref: ObjectRef) -> list[Hold]:
+        def work(tx: Tx) -> list[Hold]:
+            row = tx.row(tx.sql.find_named, {"kind": ref.kind, "name": ref.name})
+            if row is None:
+                return []
+            rows = tx.rows(tx.sql.heartbeats_of, {"object": row[0]})
+            return [Hold(kind, key, job, expires, json.loads(data)) for kind, key, _, job, expires, data in rows]
+
+        return self.database.run(work)
+
+    def expired_holds(self, kind: str, limit: int = 100) -> list[Hold]:
+        def work(tx: Tx) -> list[Hold]:
+            rows = tx.rows(tx.sql.expired_heartbeats, {"kind": kind, "now": tx.now(), "limit": limit})
+            return [Hold(kind, key, job, expires, json.loads(data)) for _, key, _, job, expires, data in rows]
+
+        return self.database.run(work)

@@ -1,0 +1,403 @@
+"""What a worker does to the table for the links of an open run: open, begin, enter, attempted, finish, close."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery_lifecycle.breaker import protocol_job
+from celery_lifecycle.config import Config
+from celery_lifecycle.model import ALARM, ALIVE, HOST, START, InFlight, Job, Link, ObjectState, Shipment, Why
+from celery_lifecycle.store.database import Database, Tx
+from celery_lifecycle.store.unit import Locked, lock_by_id, new_token, with_job, without
+from celery_lifecycle.transitions import chain, recurrence, run
+from celery_lifecycle.transitions.derive import Agenda, derive, due_links, effective_due
+from celery_lifecycle.transitions.run import Action, Refusal, Verdict, Worker
+
+ALARM_RETRIES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """What the worker knows of the code behind a link, and beat may not.
+
+    Attributes:
+        limit: deaths at which its line is sealed.
+        hook: the task that calls `on_memory_limit`, if there is such a hook.
+        starts: whether `on_start` is still to run in this process for this run.
+    """
+
+    task: str
+    limit: int
+    hook: str | None = None
+    starts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a begin came to.
+
+    Exactly one of: `refused` (the chain ends quietly), `job` or `alarm` in flight (run it), or neither (the link was
+    passed over; `shipment` and `closed` say what became of the run if it was the last one).
+    """
+
+    state: ObjectState | None = None
+    refused: Refusal | None = None
+    job: Job | None = None
+    alarm: bool = False
+    now: int = 0
+    token: str = ""
+    opened: bool = False
+    closed: bool = False
+    shipment: Shipment | None = None
+    dead: Job | None = None
+    why: Why | None = None
+    waking: recurrence.Waking | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a finish came to. Not accepted: the run was over, nothing was changed. Discarded: a newer change of the job won."""
+
+    accepted: bool
+    discarded: bool = False
+    closed: bool = False
+    due_ms: int | None = None
+    shipment: Shipment | None = None
+    skipped: int = 0
+
+
+class Runs:
+    """The links of open runs. Every verb is one short transaction whose guard is the link's token and position."""
+
+    def __init__(self, database: Database, config: Config) -> None:
+        self.database = database
+        self.config = config
+
+    # --- begin
+
+    def begin(self, link: Link, calling: Calling, worker: Worker, again: bool = False) -> Begun:
+        """The durable "attempt has started", for the first link together with the opening of the run.
+
+        Guard: see `run.open_run` and `run.may_begin`. A link whose job is gone, not due, expired or held back is passed
+        over. Changes nothing when it is refused, but that a first chain which finds nothing to do forgets its dispatch.
+
+        `again`: this very process has tried to begin this link and does not know whether that was committed; if it was,
+        the link goes on from there.
+        """
+        return self.database.run(self._begin, link, calling, worker, again)
+
+    def _begin(self, tx: Tx, link: Link, calling: Calling, worker: Worker, again: bool) -> Begun:
+        held = lock_by_id(tx, link.object_id, self.config.chain_length)
+        if held is None:
+            return Begun(refused=Refusal.NO_OBJECT)
+        if again and _is_begun(held.state, link, worker):
+            return self._resumed(held, link)
+        if link.job == ALARM:
+            now, agenda, job = held.agenda(ALARM)
+            return self._begin_alarm(held, link, calling, worker, now, agenda, job)
+        now, job = held.job(link.job)
+        due = run.is_due(held.state, job, now)
+        opened = self._open_or_check(held, link, due, now)
+        if opened.refused is not None:
+            return opened
+        assert opened.state is not None
+        state = opened.state
+        if job is None or not due:
+            return self._pass(held, state, link, opened)
+        return self._start(held, state, link, calling, worker, now, job, opened)
+
+    def _resumed(self, held: Locked, link: Link) -> Begun:
+        """What the begin that was committed, but not heard of, came to."""
+        state = held.state
+        now, job = held.job(link.job)
+        assert state.in_flight is not None
+        assert state.token is not None
+        if job is not None and job.version != state.in_flight.version:
+            job = None
+        waking = recurrence.Waking(job, scheduled_for=job.due_ms) if job is not None else None
+        alarm = link.job == ALARM
+        return Begun(state=state, job=job, alarm=alarm, now=now, token=state.token, opened=True, waking=waking)
+
+    def _open_or_check(self, held: Locked, link: Link, own_due: bool, now: int) -> Begun:
+        state = held.state
+        if link.token is not None:
+            refused = run.may_begin(state, link)
+            return Begun(state=state, refused=refused, token=link.token, now=now)
+        agenda: Agenda | None = None
+        if not own_due:
+            now, agenda, _ = held.agenda()
+        something = own_due or bool(agenda and due_links(state, agenda, now, 1)[0])
+        token = new_token()
+        opened, refused = run.open_run(state, link, something, now, token)
+        if refused is not None:
+            if opened != state:
+                if agenda is None:
+                    now, agenda, _ = held.agenda()
+                held.save(derive(opened, agenda, now), agenda)
+            return Begun(refused=refused)
+        return Begun(state=opened, token=token, opened=True, now=now)
+
+    def _pass(self, held: Locked, state: ObjectState, link: Link, opened: Begun, **facts: Any) -> Begun:
+        """Pass over a link; the last one closes the run."""
+        if not link.last:
+            state = run.passed(state, opened.now, self.config)
+            held.save(state, None)
+            return replace(opened, state=state, **facts)
+        now, agenda, _ = held.agenda()
+        closing = chain.close(state, agenda, now, self.config, new_token())
+        held.save(closing.state, agenda)
+        return replace(opened, state=closing.state, closed=True, shipment=closing.shipment, **facts)
+
+    def _start(
+        self, held: Locked, state: ObjectState, link: Link, calling: Calling, worker: Worker, now: int, job: Job, opened: Begun
+    ) -> Begun:  # fmt: skip
+        tx = held.tx
+        expires = job.options.get("expires_ms") if job.options_json else None
+        if expires is not None and expires <= now:
+            held.bury(job, Why.EXPIRED, now)
+            held.remove_job(job.id)
+            return self._pass(held, state, link, opened, dead=job, why=Why.EXPIRED)
+        waking = recurrence.wake(job, now)
+        if not waking.runs:
+            held.bury(job, Why.MISFIRED, now, details=waking.dropped)
+            if waking.over:
+                held.remove_job(job.id)
+            else:
+                state = replace(state, versions=state.versions + 1)
+                held.write_job(replace(waking.job, version=state.versions))
+            return self._pass(held, state, link, opened, dead=job, why=Why.MISFIRED)
+        if waking.dropped:
+            held.bury(job, Why.MISFIRED, now, details=waking.dropped)
+        if waking.job != job:
+            job = waking.job
+            held.write_job(job)
+        if job.suspect_on is not None and job.suspect_on != worker.instance:
+            if tx.row(tx.sql.suspect_on, {"mark": worker.instance}) is not None:
+                wait = now + round(self.config.suspect_delay * 1000)
+                held.write_job(replace(job, not_before_ms=wait))
+                return self._pass(held, state, link, opened)
+            held.write_job(replace(job, suspect_on=worker.instance))
+        flight = InFlight(
+            job=START if calling.starts else job.id, version=job.version, task_id=link.task_id,
+            line=START if calling.starts else job.line, owner=job.owner, task=job.task, queue=job.queue,
+            limit=calling.limit, hook=calling.hook, recovery_loop=job.recovery_loop, suspect=job.suspect_on is not None,
+        )  # fmt: skip
+        state = run.started(state, flight, worker, now, self.config)
+        held.save(replace(state, queue=state.queue or job.queue), None)
+        return replace(opened, state=state, job=job, now=now, waking=waking)
+
+    def _begin_alarm(
+        self, held: Locked, link: Link, calling: Calling, worker: Worker, now: int, agenda: Agenda, job: Job | None
+    ) -> Begun:  # fmt: skip
+        state = held.state
+        due = {one.id: one for one in agenda.jobs if effective_due(state, one) <= now}
+        own_due = ALARM in due or ALIVE in due
+        opened = self._open_or_check(held, link, own_due, now)
+        if opened.refused is not None:
+            return opened
+        assert opened.state is not None
+        if opened.opened and not own_due:
+            return self._pass(held, opened.state, link, opened)
+        alive = due[ALIVE].version if ALIVE in due else None
+        triggered = job if ALARM in due else None
+        flight = InFlight(
+            job=START if calling.starts else ALARM, version=triggered.version if triggered else 0,
+            task_id=link.task_id, line=START if calling.starts else ALARM, owner=HOST, task=calling.task,
+            queue=opened.state.queue or state.queue or "", limit=calling.limit, hook=calling.hook, alive=alive,
+        )  # fmt: skip
+        started = run.started(opened.state, flight, worker, now, self.config)
+        held.save(started, None)
+        return replace(opened, state=started, job=triggered, alarm=True, now=now)
+
+    def enter(self, link: Link, token: str, begun: Begun) -> bool:
+        """`on_start` has ended well: put the job itself in flight. False if the run was ended meanwhile."""
+
+        def work(tx: Tx) -> bool:
+            held = lock_by_id(tx, link.object_id, self.config.chain_length)
+            if held is None or not run.may_finish(held.state, link, token):
+                return False
+            flight = held.state.in_flight
+            assert flight is not None
+            job_id = ALARM if begun.alarm else begun.job.id if begun.job else flight.job
+            line = ALARM if begun.alarm else begun.job.line if begun.job else flight.line
+            state = run.entered(held.state, replace(flight, job=job_id, line=line), self.config, held.now())
+            held.save(state, None)
+            return True
+
+        return self.database.run(work)
+
+    def attempted(self, link: Link, token: str, job: Job, failed: int) -> bool:
+        """Record that an attempt has failed, before the next one in the same run. False if the run was ended meanwhile."""
+
+        def work(tx: Tx) -> bool:
+            held = lock_by_id(tx, link.object_id, self.config.chain_length)
+            if held is None or not run.may_finish(held.state, link, token):
+                return False
+            _, current = held.job(job.id)
+            if current is not None and current.version == job.version:
+                held.write_job(replace(current, attempt=failed))
+            return True
+
+        return self.database.run(work)
+
+    # --- finish
+
+    def finish(
+        self,
+        link: Link,
+        token: str,
+        verdict: Verdict,
+        storage: Mapping[str, str | None] | None = None,
+    ) -> Finished:
+        """Apply the outcome of the attempt in flight; the last link closes the run and dispatches what is due already.
+
+        Guard: token and step match and this link is in flight; the outcome only if the job's version is still the one
+        that ran. `storage` (None deletes) is written if and only if the finish is accepted.
+        """
+        return self.database.run(self._finish, link, token, verdict, storage or {})
+
+    def _finish(self, tx: Tx, link: Link, token: str, verdict: Verdict, storage: Mapping[str, str | None]) -> Finished:
+        held = lock_by_id(tx, link.object_id, self.config.chain_length)
+        if held is None or not run.may_finish(held.state, link, token):
+            return Finished(accepted=False)
+        flight = held.state.in_flight
+        assert flight is not None
+        agenda: Agenda | None = None
+        if link.last or storage:
+            now, agenda, job = held.agenda(flight.job)
+        else:
+            now, job = held.job(flight.job)
+        if verdict.clean and verdict.action is Action.RESCHEDULE and held.state.holds:
+            verdict = replace(verdict, clean=not self._has_tracked_work(tx, held.state.id, flight.job))
+        skipped = 0
+        if job is not None and job.schedule_json and verdict.action in (Action.COMPLETE, Action.DEAD):
+            following = recurrence.following(job, now, verdict.started_ms)
+            if following is not None:
+                verdict = replace(verdict, next=(following.due, following.schedule_json))
+                skipped = following.passed_intervals
+                if following.dropped and job.version == flight.version:
+                    held.bury(job, Why.MISFIRED, now, details=following.dropped)
+        done = run.finish(held.state, job, verdict, now, self.config)
+        state = self._stored(held, done.state, storage)
+        if flight.alive is not None and agenda is not None:
+            agenda = self._answered(held, agenda, flight.alive)
+        if done.dead is not None:
+            held.bury(done.dead, verdict.why or Why.FAILED, now, verdict.error, verdict.traceback)
+        closing: chain.Claim | None = None
+        if link.last:
+            assert agenda is not None
+            if done.remove is not None:
+                agenda = without(agenda, done.remove.id)
+            if done.write is not None:
+                agenda = with_job(agenda, done.write)
+            closing = chain.close(state, agenda, now, self.config, new_token())
+            state = closing.state
+        else:
+            agenda = None
+        if done.remove is not None:
+            held.save_with_job(state, agenda, tx.sql.delete_job, done.remove)
+        elif done.write is not None:
+            held.save_with_job(state, agenda, tx.sql.update_job, done.write)
+        else:
+            held.save(state, agenda)
+        return Finished(
+            accepted=True,
+            discarded=done.discarded,
+            closed=closing is not None,
+            due_ms=done.write.due_ms if done.write and not done.discarded else None,
+            shipment=closing.shipment if closing else None,
+            skipped=skipped,
+        )
+
+    def _has_tracked_work(self, tx: Tx, object_id: int, job_id: str) -> bool:
+        rows = tx.rows(tx.sql.heartbeats_of, {"object": object_id})
+        return any(row[0] == "track" and row[3] == job_id for row in rows)
+
+    def _stored(self, held: Locked, state: ObjectState, storage: Mapping[str, str | None]) -> ObjectState:
+        tx = held.tx
+        for key, value in sorted(storage.items()):
+            if value is None:
+                tx.run(tx.sql.delete_value, {"object": state.id, "key": key})
+            else:
+                tx.run(tx.sql.put_value, {"object": state.id, "key": key, "value": value})
+        if not storage:
+            return state
+        if any(value is not None for value in storage.values()):
+            return replace(state, stored=True)
+        return replace(state, stored=tx.row(tx.sql.any_value, {"object": state.id}) is not None)
+
+    def _answered(self, held: Locked, agenda: Agenda, version: int) -> Agenda:
+        """`on_alarm` has answered a keep-alive whose holder died, unless another one died meanwhile."""
+        alive = next((job for job in agenda.jobs if job.id == ALIVE), None)
+        if alive is None or alive.version != version:
+            return agenda
+        held.remove_job(ALIVE)
+        return without(agenda, ALIVE)
+
+    def alarm_failed(self, link: Link, token: str, queue: str, task: str, error: str, traceback: str) -> Finished:
+        """`on_alarm` threw: put the bare alarm at 2 s × 2^n unless a newer one stands; a dead job after six retries."""
+        return self.database.run(self._alarm_failed, link, token, queue, task, error, traceback)
+
+    def _alarm_failed(
+        self, tx: Tx, link: Link, token: str, queue: str, task: str, error: str, traceback: str
+    ) -> Finished:
+        held = lock_by_id(tx, link.object_id, self.config.chain_length)
+        if held is None or not run.may_finish(held.state, link, token):
+            return Finished(accepted=False)
+        flight = held.state.in_flight
+        assert flight is not None
+        now, agenda, job = held.agenda(ALARM)
+        state = held.state
+        stands = job is not None and job.version != flight.version
+        due = None
+        if not stands:
+            failed = (job.attempt if job else 0) + 1
+            version = state.versions + 1
+            payload = job.payload_json if job else json.dumps({"for": None})
+            due = now + (2000 << (failed - 1))
+            retry = protocol_job(state, ALARM, version, task, queue, payload, due, attempt=failed)
+            if failed > ALARM_RETRIES:
+                held.bury(retry, Why.FAILED, now, error, traceback)
+                held.remove_job(ALARM)
+                agenda, due = without(agenda, ALARM), None
+            else:
+                state = replace(state, versions=version)
+                held.put_job(retry)
+                agenda = with_job(agenda, retry)
+        if flight.alive is not None:
+            agenda = self._answered(held, agenda, flight.alive)
+        closing = chain.close(run.waiting(state, now, self.config), agenda, now, self.config, new_token())
+        held.save(closing.state, agenda)
+        return Finished(True, discarded=stands, closed=True, due_ms=due, shipment=closing.shipment)
+
+    def start_failed(self, link: Link, token: str) -> int | None:
+        """`on_start` threw: the jobs stay, the object is held back (doubling), the run is ended. None: it was ended before.
+
+        Returns the time (ms) of the next try.
+        """
+
+        def work(tx: Tx) -> int | None:
+            held = lock_by_id(tx, link.object_id, self.config.chain_length)
+            if held is None or not run.may_finish(held.state, link, token):
+                return None
+            now, agenda, _ = held.agenda()
+            count = held.state.not_before_count + 1
+            wait = min(1000 << min(count - 1, 30), round(self.config.strike_delay_max * 1000))
+            state = replace(chain.ended(held.state), not_before=now + wait, not_before_count=count)
+            held.save(derive(state, agenda, now), agenda)
+            return now + wait
+
+        return self.database.run(work)
+
+
+def _is_begun(state: ObjectState, link: Link, worker: Worker) -> bool:
+    flight = state.in_flight
+    return (
+        flight is not None
+        and flight.task_id == link.task_id
+        and state.step == link.position + 1
+        and (state.worker, state.worker_pid) == (worker.instance, worker.pid)
+    )

@@ -1,0 +1,279 @@
+"""Every statement that runs at run time, written once; what differs between databases is spelled in one place."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+OBJECT_COLUMNS: Final = (
+    "id", "kind", "name", "queue", "wake_at", "versions", "dispatch", "sent_until", "sent_count", "queue_wait", "token",
+    "lease_until", "doubt", "step", "in_flight", "worker", "worker_pid", "paused", "disabled", "not_before",
+    "not_before_count", "strike_lines", "holds", "stored", "sealed",
+)  # fmt: skip
+# Written along with the others, for indexes and matches: they follow from the state and are never read.
+SHADOW_COLUMNS: Final = ("phase", "in_flight_task")
+JOB_COLUMNS: Final = (
+    "id", "version", "line", "owner", "task", "queue", "due_at", "not_before", "payload", "options", "retry",
+    "schedule", "singleflight", "hung_timeout", "exclusive", "recovery_loop", "attempt", "strikes", "suspect_on",
+    "unknown_since", "created_at",
+)  # fmt: skip
+
+_EFFECTIVE = "CASE WHEN not_before > due_at THEN not_before ELSE due_at END"
+
+_NOW = {
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
+    "mysql": "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6)) DIV 1000)",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+}
+_IDS = {
+    "postgresql": "ANY(:ids)",
+    "mysql": "(SELECT v FROM JSON_TABLE(:ids, '$[*]' COLUMNS (v BIGINT PATH '$')) AS given)",
+    "sqlite": "(SELECT value FROM json_each(:ids))",
+}
+
+
+class Sql:
+    """The statements for one table prefix and one database, in the parameter style of its driver."""
+
+    def __init__(self, prefix: str, dialect: str) -> None:
+        self.dialect = "mysql" if dialect == "mariadb" else dialect
+        self.prefix = prefix
+        self.combines_writes = self.dialect == "postgresql"
+        self.returns_rows = self.dialect != "mysql"
+        lock = "" if self.dialect == "sqlite" else " FOR UPDATE"
+        skip = "" if self.dialect == "sqlite" else " FOR UPDATE SKIP LOCKED"
+        now, ids = _NOW[self.dialect], _IDS[self.dialect]
+        o, j, s = f"{prefix}objects", f"{prefix}jobs", f"{prefix}storage"
+        d, h, b, m = f"{prefix}dead_jobs", f"{prefix}heartbeats", f"{prefix}beat_entries", f"{prefix}meta"
+        columns = ", ".join(OBJECT_COLUMNS)
+        job_columns = ", ".join(self._quoted(name) for name in JOB_COLUMNS)
+        key = self._quoted("key")
+
+        self.now = self._(f"SELECT {now}")
+        self.nothing_after_lock = now
+
+        # --- objects
+        self.lock_object = self._(f"SELECT {columns} FROM {o} WHERE id = :object{lock}")
+        self.lock_named = self._(f"SELECT {columns} FROM {o} WHERE kind = :kind AND name = :name{lock}")
+        self.find_named = self._(f"SELECT {columns} FROM {o} WHERE kind = :kind AND name = :name")
+        self.list_objects = self._(
+            f"SELECT {columns} FROM {o} WHERE (:kind IS NULL OR kind = :kind) AND id > :after ORDER BY id LIMIT :limit"
+            if self.dialect != "postgresql"
+            else f"SELECT {columns} FROM {o} WHERE (CAST(:kind AS varchar) IS NULL OR kind = :kind) AND id > :after"
+            " ORDER BY id LIMIT :limit"
+        )
+        inserted = (
+            f"INSERT INTO {o} (kind, name, phase, versions, sent_count, queue_wait, doubt, step, disabled,"
+            " not_before_count, holds, stored, sealed) VALUES (:kind, :name, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)"
+        )
+        self.insert_object = self._(
+            f"{inserted} ON DUPLICATE KEY UPDATE id = id"
+            if self.dialect == "mysql"
+            else f"{inserted} ON CONFLICT (kind, name) DO NOTHING RETURNING id, {now}"
+        )
+        written = [name for name in (*OBJECT_COLUMNS, *SHADOW_COLUMNS) if name not in ("id", "kind", "name")]
+        self.update_object = self._(
+            f"UPDATE {o} SET {', '.join(f'{name} = :{name}' for name in written)} WHERE id = :id"
+        )
+        self.delete_object = self._(f"DELETE FROM {o} WHERE id = :id")
+        self.update_claimed = self._(self._claimed_update(o))
+        self.queue_heads = self._(
+            f"SELECT {now},"
+            f" (SELECT min(wake_at) FROM {o} WHERE queue = :queue AND phase = 0),"
+            f" (SELECT min(wake_at) FROM {o} WHERE queue = :queue AND phase = 1),"
+            f" (SELECT min(wake_at) FROM {o} WHERE queue = :queue AND phase = 2),"
+            f" (SELECT min(queue) FROM {o} WHERE queue > :queue)"
+        )
+        self.claimable = self._(
+            f"SELECT {columns} FROM {o} WHERE queue = :queue AND phase = :phase AND wake_at <= :now"
+            f" ORDER BY wake_at LIMIT :limit{skip}"
+        )
+        self.count_sent = self._(
+            f"SELECT count(*) FROM (SELECT 1 AS one FROM {o} WHERE queue = :queue AND phase = 1 LIMIT :limit) AS some"
+        )
+        self.oldest_overdue = self._(
+            f"SELECT {columns} FROM {o} WHERE queue = :queue AND wake_at <= :now ORDER BY wake_at LIMIT 1"
+        )
+        self.renewable = self._(
+            f"SELECT id, in_flight_task, worker_pid FROM {o} WHERE id {self._is_in(ids)} AND worker = :worker{skip}"
+        )
+        self.renew = self._(f"UPDATE {o} SET lease_until = :lease, doubt = 0 WHERE id {self._is_in(ids)}")
+        self.aboard = self._(
+            f"SELECT id, in_flight FROM {o} WHERE queue = :queue AND phase = 2 AND worker = :worker"
+            " AND in_flight IS NOT NULL"
+        )
+        self.count_overdue = self._(
+            f"SELECT count(*) FROM {o} WHERE queue = :queue AND phase = :phase AND wake_at <= :now"
+        )
+        self.lock_stale = self._(
+            f"SELECT {columns} FROM {o} WHERE queue IS NULL AND strike_lines IS NOT NULL AND id > :after"
+            f" ORDER BY id LIMIT :limit{skip}"
+        )
+
+        # --- jobs
+        self.job = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object AND id = :job")
+        self.locked_job = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object AND id = :job{lock}")
+        self.job_now = self._(
+            f"SELECT {now}, {', '.join('j.' + self._quoted(name) for name in JOB_COLUMNS)} FROM (SELECT 1 AS one) AS o"
+            f" LEFT JOIN {j} AS j ON j.object_id = :object AND j.id = :job"
+        )
+        self.agenda = self._(self._agenda(j, "object_id = :object", now))
+        self.agendas = self._(self._agenda(j, f"object_id {self._is_in(ids)}", now))
+        self.locked_agenda = self._(
+            f"SELECT {now}, object_id, {_EFFECTIVE}, {job_columns} FROM {j} WHERE object_id = :object{lock}"
+        )
+        self.related_jobs = self._(
+            f"SELECT {job_columns} FROM {j} WHERE object_id = :object"
+            " AND (id = :job OR line = :line OR recovery_loop = 1)"
+        )
+        # Ids that begin with `#` are the protocol's own.
+        self.jobs_of = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object AND (id < '#' OR id >= '$')")
+        self.put_job = self._(self._put_job(j))
+        self.update_job = self._(
+            f"UPDATE {j} SET version = :j_version, due_at = :j_due_at, not_before = :j_not_before,"
+            " schedule = :j_schedule, attempt = :j_attempt, strikes = :j_strikes, suspect_on = :j_suspect_on,"
+            " unknown_since = :j_unknown_since WHERE object_id = :j_object_id AND id = :j_id"
+        )
+        self.delete_job = self._(f"DELETE FROM {j} WHERE object_id = :j_object_id AND id = :j_id")
+        self.delete_jobs = self._(f"DELETE FROM {j} WHERE object_id = :object")
+        self.suspect_on = self._(f"SELECT object_id, id FROM {j} WHERE suspect_on = :mark")
+        self.count_jobs = self._(f"SELECT count(*) FROM {j}")
+
+        # --- storage
+        self.get_value = self._(f"SELECT value FROM {s} WHERE object_id = :object AND {key} = :key")
+        self.list_values = self._(
+            f"SELECT {key}, value FROM {s} WHERE object_id = :object AND {key} >= :prefix ORDER BY {key}"
+        )
+        put_value = f"INSERT INTO {s} (object_id, {key}, value) VALUES (:object, :key, :value)"
+        self.put_value = self._(
+            f"{put_value} ON DUPLICATE KEY UPDATE value = VALUES(value)"
+            if self.dialect == "mysql"
+            else f"{put_value} ON CONFLICT (object_id, {key}) DO UPDATE SET value = excluded.value"
+        )
+        self.delete_value = self._(f"DELETE FROM {s} WHERE object_id = :object AND {key} = :key")
+        self.delete_values = self._(f"DELETE FROM {s} WHERE object_id = :object")
+        self.any_value = self._(f"SELECT 1 FROM {s} WHERE object_id = :object LIMIT 1")
+
+        # --- dead jobs
+        dead = "id, kind, name, job_id, reason, job, error, traceback, details, died_at"
+        self.add_dead = self._(
+            f"INSERT INTO {d} (kind, name, job_id, reason, job, error, traceback, details, died_at)"
+            " VALUES (:kind, :name, :job_id, :reason, :job, :error, :traceback, :details, :died_at)"
+        )
+        self.get_dead = self._(f"SELECT {dead} FROM {d} WHERE id = :id{lock}")
+        self.dead_of = self._(
+            f"SELECT {dead} FROM {d} WHERE kind = :kind AND name = :name AND id > :after ORDER BY id LIMIT :limit"
+        )
+        self.list_dead = self._(f"SELECT {dead} FROM {d} WHERE id > :after ORDER BY id LIMIT :limit")
+        self.sealed_dead = self._(
+            f"SELECT {dead} FROM {d} WHERE kind = :kind AND name = :name AND reason = 'sealed' ORDER BY id"
+        )
+        self.delete_dead = self._(f"DELETE FROM {d} WHERE id = :id")
+        self.lift_dead = self._(f"UPDATE {d} SET reason = 'lifted' WHERE id = :id")
+        self.lift_all_dead = self._(
+            f"UPDATE {d} SET reason = 'lifted' WHERE kind = :kind AND name = :name AND reason = 'sealed'"
+        )
+        self.old_dead = self._(f"SELECT {dead} FROM {d} WHERE died_at < :before ORDER BY died_at LIMIT :limit")
+        self.count_dead = self._(f"SELECT reason, count(*) FROM {d} GROUP BY reason")
+
+        # --- heartbeats
+        beats = f"kind, {key}, object_id, job_id, expires_at, data"
+        put_beat = f"INSERT INTO {h} ({beats}) VALUES (:kind, :key, :object, :job, :expires_at, :data)"
+        self.put_heartbeat = self._(
+            f"{put_beat} ON DUPLICATE KEY UPDATE expires_at = VALUES(expires_at), data = VALUES(data)"
+            if self.dialect == "mysql"
+            else f"{put_beat} ON CONFLICT (kind, {key}) DO UPDATE SET"
+            " expires_at = excluded.expires_at, data = excluded.data"
+        )
+        self.add_heartbeat = self._(
+            f"{put_beat} ON DUPLICATE KEY UPDATE data = data"
+            if self.dialect == "mysql"
+            else f"{put_beat} ON CONFLICT (kind, {key}) DO NOTHING"
+        )
+        self.get_heartbeat = self._(f"SELECT {beats} FROM {h} WHERE kind = :kind AND {key} = :key")
+        self.list_heartbeats = self._(f"SELECT {beats} FROM {h} WHERE kind = :kind ORDER BY {key}")
+        self.heartbeats_of = self._(f"SELECT {beats} FROM {h} WHERE object_id = :object ORDER BY kind, {key}")
+        self.extend_heartbeat = self._(f"UPDATE {h} SET expires_at = :expires_at WHERE kind = :kind AND {key} = :key")
+        self.delete_heartbeat = self._(f"DELETE FROM {h} WHERE kind = :kind AND {key} = :key")
+        self.delete_heartbeats = self._(f"DELETE FROM {h} WHERE object_id = :object")
+        self.expired_heartbeats = self._(
+            f"SELECT {beats} FROM {h} WHERE kind = :kind AND expires_at < :now ORDER BY expires_at LIMIT :limit"
+        )
+        self.purge_heartbeats = self._(f"DELETE FROM {h} WHERE kind = :kind AND expires_at < :now")
+
+        # --- beat entries and facts about the database
+        put_entry = f"INSERT INTO {b} (name, last_run_at, total_run_count) VALUES (:name, :last_run_at, :count)"
+        self.add_entry = self._(
+            f"{put_entry} ON DUPLICATE KEY UPDATE total_run_count = total_run_count"
+            if self.dialect == "mysql"
+            else f"{put_entry} ON CONFLICT (name) DO NOTHING"
+        )
+        self.lock_entry = self._(f"SELECT last_run_at, total_run_count FROM {b} WHERE name = :name{skip}")
+        self.update_entry = self._(
+            f"UPDATE {b} SET last_run_at = :last_run_at, total_run_count = :count WHERE name = :name"
+        )
+        self.list_entries = self._(f"SELECT name, last_run_at, total_run_count FROM {b}")
+        put_meta = f"INSERT INTO {m} (name, value) VALUES (:name, :value)"
+        self.add_meta = self._(
+            f"{put_meta} ON DUPLICATE KEY UPDATE value = value"
+            if self.dialect == "mysql"
+            else f"{put_meta} ON CONFLICT (name) DO NOTHING"
+        )
+        self.get_meta = self._(f"SELECT value FROM {m} WHERE name = :name")
+
+    def ids(self, ids: list[int]) -> object:
+        """A list of ids as the parameter `:ids`."""
+        return ids if self.dialect == "postgresql" else "[" + ",".join(map(str, ids)) + "]"
+
+    def _is_in(self, ids: str) -> str:
+        return f"= {ids}" if self.dialect == "postgresql" else f"IN {ids}"
+
+    def _quoted(self, name: str) -> str:
+        if name != "key":
+            return name
+        return f"`{name}`" if self.dialect == "mysql" else f'"{name}"'
+
+    def _(self, statement: str) -> str:
+        """The statement in the driver's parameter style; sqlite3 takes `:name` itself."""
+        if self.dialect == "sqlite":
+            return statement
+        return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement)
+
+    def _claimed_update(self, objects: str) -> str:
+        """Write what claims change, for many objects at once."""
+        names = ("queue", "wake_at", "phase", "dispatch", "sent_until", "sent_count", "lease_until")
+        if self.dialect != "postgresql":
+            return f"UPDATE {objects} SET {', '.join(f'{name} = :{name}' for name in names)} WHERE id = :id"
+        types = ("varchar", "bigint", "smallint", "varchar", "bigint", "int", "bigint")
+        arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in zip(names, types, strict=True))
+        return (
+            f"UPDATE {objects} AS o SET {', '.join(f'{name} = new.{name}' for name in names)}"
+            f" FROM unnest(CAST(:id AS bigint[]), {arrays}) AS new(id, {', '.join(names)}) WHERE o.id = new.id"
+        )
+
+    def _agenda(self, jobs: str, where: str, now: str) -> str:
+        """The time, and the jobs that `Agenda` holds; of one job (`:job`) the whole row, of the others no payload."""
+        wanted = [name for name in JOB_COLUMNS if name != "payload"]
+        inner = ", ".join(self._quoted(name) for name in wanted)
+        outer = ", ".join(
+            "CASE WHEN a.id = :job THEN a.payload END AS payload" if name == "payload" else f"a.{self._quoted(name)}"
+            for name in JOB_COLUMNS
+        )
+        return (
+            f"SELECT {now}, a.object_id, a.effective, {outer} FROM (SELECT 1 AS one) AS o LEFT JOIN ("
+            f"SELECT object_id, payload, {_EFFECTIVE} AS effective, {inner},"
+            f" row_number() OVER (PARTITION BY object_id ORDER BY {_EFFECTIVE}, id) AS nth,"
+            f" row_number() OVER (PARTITION BY object_id, exclusive ORDER BY {_EFFECTIVE}, id) AS nth_of_kind"
+            f" FROM {jobs} WHERE {where}) AS a"
+            " ON a.nth <= :length OR (a.exclusive = 1 AND a.nth_of_kind <= :length) OR a.id = :job"
+            " OR (a.id >= '#' AND a.id < '$')"
+        )
+
+    def _put_job(self, jobs: str) -> str:
+        names = ("object_id", *JOB_COLUMNS)
+        columns = ", ".join(self._quoted(name) for name in names)
+        insert = f"INSERT INTO {jobs} ({columns}) VALUES ({', '.join(f':j_{name}' for name in names)})"
+        changed = [self._quoted(name) for name in JOB_COLUMNS if name != "id"]
+        if self.dialect == "mysql":
+            return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(f'{n} = VALUES({n})' for n in changed)}"
+        return f"{insert} ON CONFLICT (object_id, id) DO UPDATE SET {', '.join(f'{n} = excluded.{n}' for n in changed)}"

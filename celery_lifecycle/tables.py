@@ -1,0 +1,221 @@
+"""The tables: columns, constraints and indexes. It only declares; the store runs the SQL, the migrations make the tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.ext.compiler import compiles
+
+BIG_ID = BigInteger().with_variant(Integer, "sqlite")
+LONG_TEXT = Text().with_variant(mysql.LONGTEXT, "mysql").with_variant(mysql.LONGTEXT, "mariadb")
+
+
+class ByteText(String):
+    """Text that compares byte by byte and without padding on every database."""
+
+    cache_ok = True
+
+
+@compiles(ByteText)
+def _plain(element: ByteText, compiler: Any, **kw: Any) -> str:
+    return f"VARCHAR({element.length})"
+
+
+@compiles(ByteText, "postgresql")
+def _postgresql(element: ByteText, compiler: Any, **kw: Any) -> str:
+    return f'VARCHAR({element.length}) COLLATE "C"'
+
+
+@compiles(ByteText, "mysql")
+@compiles(ByteText, "mariadb")
+def _mysql(element: ByteText, compiler: Any, **kw: Any) -> str:
+    collation = "utf8mb4_nopad_bin" if compiler.dialect.is_mariadb else "utf8mb4_0900_bin"
+    return f"VARCHAR({element.length}) CHARACTER SET utf8mb4 COLLATE {collation}"
+
+
+# Every run rewrites its object's row several times: room for it on the page, and a vacuum that keeps up.
+HOT_TABLE = {
+    "fillfactor": "70",
+    "autovacuum_vacuum_scale_factor": "0.01",
+    "autovacuum_vacuum_threshold": "1000",
+    "autovacuum_vacuum_cost_delay": "1",
+}
+HOT: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_default_charset": "utf8mb4",
+    "postgresql_with": HOT_TABLE,
+}
+COLD: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_default_charset": "utf8mb4"}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables under one prefix."""
+
+    metadata: MetaData
+    objects: Table
+    jobs: Table
+    storage: Table
+    dead_jobs: Table
+    heartbeats: Table
+    beat_entries: Table
+    meta: Table
+
+
+def make_tables(prefix: str) -> Tables:
+    """Declare all tables with their names prefixed."""
+    metadata = MetaData()
+    objects = Table(
+        f"{prefix}objects",
+        metadata,
+        Column("id", BIG_ID, primary_key=True, autoincrement=True),
+        Column("kind", ByteText(200), nullable=False),
+        Column("name", ByteText(200), nullable=False),
+        Column("queue", ByteText(200)),
+        Column("phase", SmallInteger, nullable=False),
+        Column("wake_at", BigInteger),
+        Column("versions", BigInteger, nullable=False),
+        Column("dispatch", ByteText(24)),
+        Column("sent_until", BigInteger),
+        Column("sent_count", Integer, nullable=False),
+        Column("queue_wait", BigInteger, nullable=False),
+        Column("token", ByteText(24)),
+        Column("lease_until", BigInteger),
+        Column("doubt", SmallInteger, nullable=False),
+        Column("step", Integer, nullable=False),
+        Column("in_flight", LONG_TEXT),
+        Column("in_flight_task", ByteText(255)),
+        Column("worker", ByteText(40)),
+        Column("worker_pid", BigInteger),
+        Column("paused", ByteText(200)),
+        Column("disabled", SmallInteger, nullable=False),
+        Column("not_before", BigInteger),
+        Column("not_before_count", Integer, nullable=False),
+        Column("strike_lines", LONG_TEXT),
+        Column("holds", Integer, nullable=False),
+        Column("stored", SmallInteger, nullable=False),
+        Column("sealed", SmallInteger, nullable=False),
+        UniqueConstraint("kind", "name", name=f"{prefix}objects_kind_name"),
+        # The states of the diagram in docs/design.md; a test holds the two together.
+        CheckConstraint(
+            "phase = CASE WHEN token IS NOT NULL THEN 2 WHEN dispatch IS NOT NULL THEN 1 ELSE 0 END",
+            name=f"{prefix}objects_phase",
+        ),
+        CheckConstraint("token IS NULL OR dispatch IS NULL", name=f"{prefix}objects_one_state"),
+        CheckConstraint("token IS NOT NULL OR in_flight IS NULL", name=f"{prefix}objects_in_flight"),
+        CheckConstraint("token IS NULL OR lease_until IS NOT NULL", name=f"{prefix}objects_lease"),
+        CheckConstraint("dispatch IS NULL OR sent_until IS NOT NULL", name=f"{prefix}objects_sent"),
+        CheckConstraint(
+            "(queue IS NULL AND wake_at IS NULL) OR (queue IS NOT NULL AND wake_at IS NOT NULL)",
+            name=f"{prefix}objects_alarm",
+        ),
+        Index(f"{prefix}objects_alarm_idx", "queue", "phase", "wake_at"),
+        sqlite_autoincrement=True,
+        **HOT,
+    )
+    jobs = Table(
+        f"{prefix}jobs",
+        metadata,
+        Column("object_id", BigInteger, nullable=False),
+        Column("id", ByteText(200), nullable=False),
+        Column("version", BigInteger, nullable=False),
+        Column("line", ByteText(200), nullable=False),
+        Column("owner", ByteText(200), nullable=False),
+        Column("task", ByteText(255), nullable=False),
+        Column("queue", ByteText(200), nullable=False),
+        Column("due_at", BigInteger, nullable=False),
+        Column("not_before", BigInteger),
+        Column("payload", LONG_TEXT, nullable=False),
+        Column("options", LONG_TEXT),
+        Column("retry", Text),
+        Column("schedule", Text),
+        Column("singleflight", SmallInteger, nullable=False),
+        Column("hung_timeout", BigInteger),
+        Column("exclusive", SmallInteger, nullable=False),
+        Column("recovery_loop", SmallInteger, nullable=False),
+        Column("attempt", Integer, nullable=False),
+        Column("strikes", Integer, nullable=False),
+        Column("suspect_on", ByteText(64)),
+        Column("unknown_since", BigInteger),
+        Column("created_at", BigInteger, nullable=False),
+        PrimaryKeyConstraint("object_id", "id", name=f"{prefix}jobs_pkey"),
+        UniqueConstraint("suspect_on", name=f"{prefix}jobs_suspect_on"),
+        CheckConstraint("attempt >= 0 AND strikes >= 0", name=f"{prefix}jobs_counts"),
+        Index(f"{prefix}jobs_due_idx", "object_id", "due_at"),
+        **HOT,
+    )
+    storage = Table(
+        f"{prefix}storage",
+        metadata,
+        Column("object_id", BigInteger, nullable=False),
+        Column("key", ByteText(200), nullable=False),
+        Column("value", LONG_TEXT, nullable=False),
+        PrimaryKeyConstraint("object_id", "key", name=f"{prefix}storage_pkey"),
+        **COLD,
+    )
+    dead_jobs = Table(
+        f"{prefix}dead_jobs",
+        metadata,
+        Column("id", BIG_ID, primary_key=True, autoincrement=True),
+        Column("kind", ByteText(200), nullable=False),
+        Column("name", ByteText(200), nullable=False),
+        Column("job_id", ByteText(200), nullable=False),
+        Column("reason", ByteText(40), nullable=False),
+        Column("job", LONG_TEXT, nullable=False),
+        Column("error", LONG_TEXT),
+        Column("traceback", LONG_TEXT),
+        Column("details", LONG_TEXT, nullable=False),
+        Column("died_at", BigInteger, nullable=False),
+        Index(f"{prefix}dead_jobs_object_idx", "kind", "name", "job_id"),
+        Index(f"{prefix}dead_jobs_died_idx", "died_at"),
+        sqlite_autoincrement=True,
+        **COLD,
+    )
+    heartbeats = Table(
+        f"{prefix}heartbeats",
+        metadata,
+        Column("kind", ByteText(20), nullable=False),
+        Column("key", ByteText(255), nullable=False),
+        Column("object_id", BigInteger),
+        Column("job_id", ByteText(200)),
+        Column("expires_at", BigInteger, nullable=False),
+        Column("data", LONG_TEXT, nullable=False),
+        PrimaryKeyConstraint("kind", "key", name=f"{prefix}heartbeats_pkey"),
+        Index(f"{prefix}heartbeats_expires_idx", "kind", "expires_at"),
+        Index(f"{prefix}heartbeats_object_idx", "object_id"),
+        **COLD,
+    )
+    beat_entries = Table(
+        f"{prefix}beat_entries",
+        metadata,
+        Column("name", ByteText(200), nullable=False),
+        Column("last_run_at", BigInteger, nullable=False),
+        Column("total_run_count", BigInteger, nullable=False),
+        PrimaryKeyConstraint("name", name=f"{prefix}beat_entries_pkey"),
+        **COLD,
+    )
+    meta = Table(
+        f"{prefix}meta",
+        metadata,
+        Column("name", ByteText(200), nullable=False),
+        Column("value", ByteText(200), nullable=False),
+        PrimaryKeyConstraint("name", name=f"{prefix}meta_pkey"),
+        **COLD,
+    )
+    return Tables(metadata, objects, jobs, storage, dead_jobs, heartbeats, beat_entries, meta)

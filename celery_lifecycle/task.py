@@ -1,0 +1,379 @@
+"""The Celery task base class: runs links, carries the chain on, and turns `eta`/`countdown` into durable jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import Any
+
+from celery import Celery, Task, shared_task
+from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
+from celery.utils import uuid
+from kombu.utils import json as kombu_json
+
+from celery_lifecycle import events, validate
+from celery_lifecycle.code import Code
+from celery_lifecycle.deployment import Deployment, Target, current_run
+from celery_lifecycle.dispatch import forward_chain
+from celery_lifecycle.errors import PayloadError, TimeInvalid, WrongDatabase
+from celery_lifecycle.link import HEADER, following_header, link_of
+from celery_lifecycle.model import ALARM, HOST, Job, ObjectRef, RetryPolicy, Why
+from celery_lifecycle.queue import Push, draft_of, store_many, store_push
+from celery_lifecycle.runner import Report
+from celery_lifecycle.sessions import push_in_connection, push_in_session
+from celery_lifecycle.timing.instants import delay_to_millis, from_millis, to_millis
+from celery_lifecycle.transitions.run import Action, Verdict
+
+CodeFactory = Callable[[Deployment, ObjectRef], Code]
+
+# What of a message is kept for a task with eta, under the names that `apply_async` and the request have for it.
+_CANVAS = ("chain", "chord", "group_id", "group_index", "link", "link_error")
+_MESSAGE = (
+    "queue",
+    "priority",
+    "time_limit",
+    "soft_time_limit",
+    "root_id",
+    "parent_id",
+    "retries",
+    "headers",
+)
+
+
+class LifecycleTask(Task):
+    """Base class of everything that this package runs.
+
+    It acknowledges early and never asks the broker for redelivery: the table replays. With `eta` or `countdown`,
+    `apply_async` stores a durable job that keeps its task id and the options of its message; without, it is an ordinary
+    Celery call. Use it for any task: `@app.task(base=LifecycleTask)`.
+    """
+
+    abstract = True
+    acks_late = False
+    reject_on_worker_lost = False
+    retry_on_worker_lost = False
+    Request = "celery_lifecycle.worker:LifecycleRequest"
+
+    lifecycle_code: CodeFactory | None = None
+    """Set for `@lifecycle_job`s: what makes the code of a link."""
+    lifecycle_target: Target | None = None
+    """Set for `@lifecycle_job`s: how they are pushed."""
+    lifecycle_memory_limit: int | None = None
+
+    # --- links
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        header = (self.request.headers or {}).get(HEADER) if not self.request.called_directly else None
+        if header is None:
+            return super().__call__(*args, **kwargs)
+        return self._run_link(header)
+
+    def _run_link(self, header: dict[str, Any]) -> Any:
+        request = self.request
+        deployment = self.app.lifecycle
+        chain = list(request.chain or [])
+        request.chain = None
+        if header["db"] != deployment.database_id:
+            events.wrong_database(request.id, header["db"], deployment.database_id)
+            raise WrongDatabase(
+                f"This link belongs to job database {header['db']}, this worker has {deployment.database_id}. "
+                "Give beat and workers of one app the same lifecycle_database_url."
+            )
+        kind, _, name = header["name"].partition("/")
+        code = self.code(deployment, ObjectRef(kind, name))
+        appends = bool(header.get("head") and header["all"] and code.alarm and header["job"] != ALARM)
+        link = link_of(header, request.id, last=not chain and not appends)
+        report: Report = deployment.runner.run(link, code, request)
+        if report.goes_on:
+            if appends:
+                chain.insert(0, self._alarm_link(header, kind, len(chain) + 1))
+            for one in chain:
+                one["options"]["headers"][HEADER]["token"] = report.token
+        else:
+            chain = []
+        if report.error is None and (report.completed or not code.plain or "reason" in report.result):
+            if not chain and code.plain and report.completed:
+                chain = list(request.get("lifecycle_chain") or [])
+            request.chain = chain or None
+            return report.value if code.plain and report.completed else report.result
+        self._carry_on(chain)
+        if report.error is None:
+            raise Ignore(f"The task goes on: {report.result}")
+        if report.again_ms is not None and not isinstance(report.error, Retry):
+            raise Retry("The job is put back", report.error, when=from_millis(report.again_ms))
+        raise report.error
+
+    def _alarm_link(self, header: dict[str, Any], kind: str, ahead: int) -> dict[str, Any]:
+        following = following_header(header, ALARM, ahead, None)
+        options = {
+            "task_id": f"{header['dispatch']}-{following['position']}",
+            "headers": {HEADER: following},
+            "argsrepr": f"{header['name']}{ALARM}",
+        }
+        return {"task": f"{kind}.on_alarm", "args": [], "kwargs": {}, "options": options, "immutable": True}
+
+    def _carry_on(self, chain: list[dict[str, Any]]) -> None:
+        """Publish the rest of the chain ourselves; if the broker is away, the run is revived when its lease ends."""
+        if not chain:
+            return
+        try:
+            forward_chain(self.app, chain, self.request.root_id, self.request.id)
+        except Exception as error:  # the broker's client raises whatever its transport does
+            events.broker_failed(1, "the run will be revived", error)
+
+    def code(self, deployment: Deployment, ref: ObjectRef) -> Code:
+        """The code of this task for one object."""
+        if self.lifecycle_code is not None:
+            return self.lifecycle_code(deployment, ref)
+        return Code(
+            self.name, ref, deployment.object(ref.kind, ref.name), deployment.target, self._call_plain,
+            limit=deployment.config.max_memory_strikes, retry=RetryPolicy(max_attempts=1), plain=True,
+            memory_limit=self.lifecycle_memory_limit,
+        )  # fmt: skip
+
+    def _call_plain(self, ctx: Any) -> Any:
+        """Call an ordinary task under the request that its caller made, as if the message had come with its eta."""
+        request, options, payload = self.request, ctx.job.options, ctx.payload
+        args, kwargs = payload_arguments(payload, eta="call" in options)
+        canvas = kombu_json.loads(options["canvas"]) if "canvas" in options else {}
+        request.update(args=args, kwargs=kwargs, retries=options.get("retries", 0), eta=None)
+        request.update(
+            callbacks=canvas.get("link"), errbacks=canvas.get("link_error"), chord=canvas.get("chord"),
+            group=canvas.get("group_id"), group_index=canvas.get("group_index"), lifecycle_chain=canvas.get("chain"),
+            chain=canvas.get("chain"),
+        )  # fmt: skip
+        try:
+            return self.run(*args, **kwargs)
+        finally:
+            request.chain = None
+
+    # --- calling
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """As Celery's, but with `eta` or `countdown` the call becomes a durable job and no message is sent before it is due.
+
+        Raises:
+            TypeError: on a `@lifecycle_job`, which is pushed instead.
+            PayloadError: arguments of a durable call are not JSON.
+        """
+        if HEADER in (options.get("headers") or {}):
+            return self._publish_link(task_id, options)
+        if self.lifecycle_target is not None:
+            raise TypeError(
+                f"{self.name} is a lifecycle job and takes no arguments from a message: use its push(payload=…, delay=…), "
+                "or push(…) of its object's jobs."
+            )
+        call: dict[str, Any] = dict(
+            args=args,
+            kwargs=kwargs,
+            task_id=task_id,
+            link=link,
+            link_error=link_error,
+            shadow=shadow,
+            **options,
+        )
+        if not options.get("countdown") and options.get("eta") is None:
+            return super().apply_async(producer=producer, **call)
+        if self.app.conf.task_always_eager:
+            return super().apply_async(producer=producer, **call)
+        return self._push_eta(call)
+
+    def _publish_link(self, task_id: str | None, options: dict[str, Any]) -> Any:
+        if self.app.conf.task_always_eager:
+            return self.apply((), {}, task_id=task_id, **options)
+        return self.app.send_task(self.name, (), {}, task_id=task_id, task_type=self, **options)
+
+    def _push_eta(self, call: dict[str, Any]) -> Any:
+        args, kwargs = call.pop("args") or (), call.pop("kwargs") or {}
+        if self.typing and hasattr(self, "__header__"):
+            self.__header__(*args, **kwargs)
+        task_id = call.pop("task_id") or uuid()
+        eta, countdown = call.pop("eta", None), call.pop("countdown", None)
+        options = {
+            **self._get_exec_options(),
+            **{key: value for key, value in call.items() if value is not None},
+        }
+        kept: dict[str, Any] = {"call": True, "task_id": task_id}
+        parent = self.app.current_worker_task
+        if parent is not None:
+            options.setdefault("root_id", parent.request.root_id or parent.request.id)
+            options.setdefault("parent_id", parent.request.id)
+        kept.update({key: options[key] for key in _MESSAGE if options.get(key) is not None})
+        canvas = {key: options[key] for key in _CANVAS if options.get(key) is not None}
+        if canvas:
+            for key in ("link", "link_error"):
+                if key in canvas:
+                    canvas[key] = canvas[key] if isinstance(canvas[key], list) else [canvas[key]]
+            try:
+                kept["canvas"] = kombu_json.dumps(canvas)
+            except (TypeError, ValueError) as error:
+                raise PayloadError(f"The canvas around {self.name} is not JSON: {error}.") from error
+        expires = options.get("expires")
+        if expires is not None:
+            kept["expires_ms"] = self._expires_ms(expires)
+        payload = {"args": list(args), "kwargs": dict(kwargs)}
+        at, delay = self._eta(eta), None if eta is not None else countdown
+        target = Target(self.name, HOST, queue=_name_of(kept.pop("queue", None)))
+        push = Push(self.name, at, delay, payload, task_id)
+        draft = draft_of(self.app.lifecycle, ObjectRef(self.name, task_id), HOST, target, push, options=kept)
+        store_push(self.app.lifecycle, draft)
+        result = self.AsyncResult(task_id)
+        if parent is not None and options.get("add_to_parent", True):
+            parent.add_trail(result)
+        return result
+
+    def _eta(self, eta: Any) -> datetime | None:
+        """Celery takes a naive eta as one in the app's time zone; ours must say what it means."""
+        if eta is None:
+            return None
+        if isinstance(eta, str):
+            eta = datetime.fromisoformat(eta)
+        if not isinstance(eta, datetime):
+            raise TimeInvalid(f"eta={eta!r}: give an aware datetime.")
+        return eta
+
+    def _expires_ms(self, expires: Any) -> int:
+        if isinstance(expires, str):
+            expires = datetime.fromisoformat(expires)
+        if isinstance(expires, datetime):
+            return to_millis(expires)
+        given = expires if isinstance(expires, timedelta) else float(expires)
+        return int(self.app.lifecycle.store.beats.now()) + delay_to_millis(given)
+
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: datetime | None = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """In a `@lifecycle_job`: put the job back with its attempt count; in any other task: as Celery's, but durable."""
+        if self.lifecycle_target is None or self.request.called_directly:
+            return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+        most = self.max_retries if max_retries is None else max_retries
+        run = current_run.get()
+        if most is not None and run is not None and run.attempt > most:
+            raise exc or MaxRetriesExceededError(f"Can't retry {self.name}: {most} retries are used up.")
+        if eta is None and countdown is None:
+            countdown = self.default_retry_delay
+        raise Retry(exc=exc, when=eta if eta is not None else countdown)
+
+    def push(
+        self,
+        *,
+        at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        payload: Any = None,
+        id: str | None = None,
+        retry: RetryPolicy | None = None,
+        singleflight: bool | None = None,
+        hung_timeout: float | timedelta | None = None,
+        exclusive: bool | None = None,
+        recovery_loop: bool | None = None,
+        session: Any = None,
+        connection: Any = None,
+    ) -> Job:
+        """Store a job of this task as an object of its own (kind: the task's name, name: the job's id), gone when it is done.
+
+        See `JobQueue.push` for arguments and errors.
+        """
+        push = Push(self.name, at, delay, payload, id, retry, singleflight, hung_timeout, exclusive, recovery_loop)
+        draft = self._own_object(push)
+        if session is not None:
+            return push_in_session(self.app.lifecycle, session, [draft])[0]
+        if connection is not None:
+            return push_in_connection(self.app.lifecycle, connection, [draft])[0]
+        return store_push(self.app.lifecycle, draft)
+
+    def push_many(self, pushes: list[dict[str, Any]], *, session: Any = None, connection: Any = None) -> list[Job]:
+        """Store thousands of jobs, each an object of its own, in one transaction; beat sends them.
+
+        Args:
+            pushes: the keyword arguments of `push`, one dict per job.
+        """
+        drafts = [self._own_object(Push(self.name, **push)) for push in pushes]
+        return store_many(self.app.lifecycle, drafts, session, connection)
+
+    def _own_object(self, push: Push) -> Any:
+        run = current_run.get()
+        target = self.lifecycle_target or Target(self.name)
+        if push.id is not None:
+            job_id = validate.name(push.id, "id")
+        elif run is not None and run.starting:
+            text = "\0".join((str(run.pusher.ref), self.name, validate.payload(push.payload)))
+            job_id = "=" + sha256(text.encode()).hexdigest()[:32]
+        else:
+            job_id = uuid()
+        ref = ObjectRef(validate.kind(self.name), job_id)
+        draft = draft_of(self.app.lifecycle, ref, HOST, target, replace(push, id=job_id))
+        return replace(draft, keep=push.id is None)
+
+
+def payload_arguments(payload: Any, eta: bool) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an ordinary task: those of its eta call, or a pushed payload as keywords, list or nothing."""
+    if eta:
+        return list(payload["args"]), dict(payload["kwargs"])
+    if isinstance(payload, dict):
+        return [], dict(payload)
+    if isinstance(payload, list):
+        return list(payload), {}
+    return ([] if payload is None else [payload]), {}
+
+
+def _name_of(queue: Any) -> str | None:
+    return None if queue is None else str(getattr(queue, "name", queue))
+
+
+def classify(error: BaseException, attempt: int) -> Verdict | None:
+    """What Celery's own exceptions mean for the job; None: an ordinary error."""
+    if isinstance(error, Retry):
+        when = error.when
+        if error.sig is not None or when is None:
+            return Verdict(Action.COMPLETE)
+        if isinstance(when, datetime):
+            return Verdict(Action.AGAIN, at_ms=to_millis(when), attempt=attempt)
+        return Verdict(Action.AGAIN, delay_ms=delay_to_millis(when), attempt=attempt)
+    if isinstance(error, Reject):
+        return Verdict(Action.DEAD, why=Why.REJECTED, error=repr(error))
+    if isinstance(error, Ignore):
+        return Verdict(Action.COMPLETE, clean=True)
+    return None
+
+
+def make_task(
+    name: str, factory: CodeFactory, target: Target, options: dict[str, Any], app: Celery | None, module: str
+) -> Any:
+    """Register a real Celery task for a lifecycle job: in one app, or in every app of the process."""
+
+    def job(ctx: Any) -> Any:
+        raise TypeError(f"{name} runs only as a link of its object's chain.")
+
+    job.__name__ = name.rpartition(".")[2]
+    job.__module__ = module
+    settings = {
+        "name": name,
+        "base": LifecycleTask,
+        "typing": False,
+        "lifecycle_code": staticmethod(factory),
+        "lifecycle_target": target,
+        **options,
+    }
+    if app is not None:
+        return app.task(**settings)(job)
+    return shared_task(**settings)(job)

@@ -1,0 +1,92 @@
+"""Transitions of a chain on its way: claim, dispatch, revive, release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from celery_lifecycle.config import Config
+from celery_lifecycle.model import ObjectState, Shipment
+from celery_lifecycle.transitions.derive import Agenda, derive, due_links
+
+
+def patience(state: ObjectState, config: Config) -> int:
+    """How long (ms) a chain sent for the `sent_count`-th time is waited for before it is sent again."""
+    doublings = min(max(state.sent_count - 1, 0), 30)
+    return max(min(config.backup_ms << doublings, config.patience_max_ms), 2 * state.queue_wait)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a claim came to: the new state, a chain to send, or a run whose worker must be looked into."""
+
+    state: ObjectState
+    shipment: Shipment | None = None
+    lost: bool = False
+
+
+def dispatch(state: ObjectState, agenda: Agenda, now: int, config: Config, new_id: str) -> Claim:
+    """Send the object's due jobs: the state with the chain on its way, or unchanged but for its alarm if nothing is due.
+
+    Guard: no run is open. A row that carries a dispatch gets a new one: the earlier chain counts as lost, and if it
+    comes after all it finds either the same work to do or none.
+    """
+    if state.token is not None:
+        return Claim(derive(state, agenda, now))
+    links, all_due = due_links(state, agenda, now, config.chain_length)
+    if not links:
+        return Claim(derive(replace(state, dispatch=None, sent_until=None), agenda, now))
+    state = replace(state, dispatch=new_id, sent_count=state.sent_count + 1, queue=links[0].queue)
+    state = replace(state, sent_until=now + patience(state, config))
+    shipment = Shipment(state.id, state.ref, new_id, None, 0, links, all_due, now)
+    return Claim(derive(state, agenda, now), shipment)
+
+
+def claim(state: ObjectState, agenda: Agenda, now: int, config: Config, new_id: str) -> Claim:
+    """What beat makes of an object whose `wake_at` has come."""
+    if state.token is None:
+        return dispatch(state, agenda, now, config, new_id)
+    if state.lease_until is not None and state.lease_until > now:
+        return Claim(derive(state, agenda, now))
+    if state.in_flight is not None:
+        return Claim(state, lost=True)
+    return revive(state, agenda, now, config, new_id)
+
+
+def revive(state: ObjectState, agenda: Agenda, now: int, config: Config, new_id: str) -> Claim:
+    """Go on with an open run whose next link got lost on its way: the same token, from the row's step.
+
+    With nothing due, or the object paused or disabled, the run is closed instead. Each revival counts as a sending, so
+    a long queue is met by longer patience.
+    """
+    links, all_due = due_links(state, agenda, now, config.chain_length)
+    if not links:
+        return Claim(derive(ended(replace(state, sent_count=0)), agenda, now))
+    state = replace(state, sent_count=state.sent_count + 1)
+    state = replace(state, lease_until=now + patience(state, config))
+    shipment = Shipment(state.id, state.ref, new_id, state.token, state.step, links, all_due, now)
+    return Claim(derive(state, agenda, now), shipment)
+
+
+def release(state: ObjectState, agenda: Agenda, shipment: Shipment, now: int, back_off: int) -> ObjectState | None:
+    """Take back a chain that could not be sent; None if the row is already past it."""
+    if shipment.token is None:
+        if state.dispatch != shipment.dispatch:
+            return None
+        state = replace(state, sent_until=now + back_off)
+    else:
+        if state.token != shipment.token or state.in_flight is not None or state.step != shipment.first_position:
+            return None
+        state = replace(state, lease_until=now + back_off)
+    return derive(replace(state, sent_count=max(state.sent_count - 1, 0)), agenda, now)
+
+
+def ended(state: ObjectState) -> ObjectState:
+    """The state with its run ended: token, lease, doubt and what was in flight are forgotten."""
+    return replace(
+        state, token=None, lease_until=None, doubt=False, step=0, in_flight=None, worker=None, worker_pid=None
+    )
+
+
+def close(state: ObjectState, agenda: Agenda, now: int, config: Config, new_id: str) -> Claim:
+    """End a run in good order; what is due already is dispatched in the same breath, without beat."""
+    return dispatch(replace(ended(state), sent_count=0), agenda, now, config, new_id)

@@ -1,0 +1,84 @@
+"""Where a schedule meets the protocol: what a wake means for a scheduled job, and what comes after its run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from celery_lifecycle.model import Job
+from celery_lifecycle.timing.schedule import Dropped, ScheduleSpec, next_due, on_wake
+
+
+@dataclass(frozen=True, slots=True)
+class Waking:
+    """What to do with a job whose link has come.
+
+    Attributes:
+        job: as it is to run; differs from the stored one where the occurrence must be remembered.
+        runs: False: its occurrence is dropped by its misfire rule; `job` then has its next time, or `over` is set.
+        dropped: what is recorded of the occurrences that are not run; empty if there are none.
+    """
+
+    job: Job
+    runs: bool = True
+    over: bool = False
+    scheduled_for: int | None = None
+    is_catch_up: bool = False
+    dropped: dict[str, Any] = field(default_factory=dict)
+
+
+def spec_of(job: Job) -> ScheduleSpec | None:
+    return ScheduleSpec.from_json(json.loads(job.schedule_json)) if job.schedule_json else None
+
+
+def dumped(spec: ScheduleSpec) -> str:
+    return json.dumps(spec.to_json(), ensure_ascii=False, separators=(",", ":"))
+
+
+def wake(job: Job, now: int) -> Waking:
+    """Apply the misfire rule of a scheduled job; any other job just runs, for the time it was due."""
+    spec = spec_of(job)
+    if spec is None:
+        return Waking(job, scheduled_for=job.due_ms)
+    met = on_wake(spec, now, due_at=job.due_ms, begun=job.attempt > 0 or job.strikes > 0)
+    dropped = _told(met.dropped)
+    if met.run:
+        stored = replace(job, schedule_json=dumped(met.spec)) if met.must_store else job
+        # A moved due time would look like one that was moved on purpose.
+        if met.must_store and met.due_at is not None and job.due_ms == spec_due(spec):
+            stored = replace(stored, due_ms=met.due_at)
+        return Waking(stored, True, False, met.scheduled_for, met.is_catch_up, dropped)
+    if met.due_at is None:
+        return Waking(job, False, True, met.scheduled_for, False, dropped)
+    moved = replace(job, due_ms=met.due_at, schedule_json=dumped(met.spec), attempt=0)
+    return Waking(moved, False, False, met.scheduled_for, False, dropped)
+
+
+def spec_due(spec: ScheduleSpec) -> int | None:
+    return None if spec.nominal is None else spec.nominal + spec.offset_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """The occurrence after the one that has run."""
+
+    due: int
+    schedule_json: str
+    passed_intervals: int = 0
+    dropped: dict[str, Any] = field(default_factory=dict)
+
+
+def following(job: Job, now: int, started_ms: int | None = None) -> Following | None:
+    """What comes after a run of a scheduled job that ended at `now`; None: nothing, the job is done."""
+    spec = spec_of(job)
+    if spec is None:
+        return None
+    after = next_due(spec, now, started_at=started_ms)
+    if after is None:
+        return None
+    return Following(after.due_at, dumped(after.spec), after.passed_intervals, _told(after.dropped))
+
+
+def _told(dropped: Dropped | None) -> dict[str, Any]:
+    return {} if dropped is None else {"count": dropped.count, "first": dropped.first, "last": dropped.last}

@@ -1,0 +1,370 @@
+"""What runs in a worker's parent process: deaths are struck, leases renewed, hung jobs stopped, strangers refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+import uuid
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery import Celery, bootsteps, signals
+from celery.exceptions import Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker import state as worker_state
+from celery.worker.control import Panel
+from celery.worker.request import Request
+
+from celery_lifecycle import events
+from celery_lifecycle.errors import LifecycleError
+from celery_lifecycle.link import HEADER, link_of
+from celery_lifecycle.model import Cause, Link, ObjectRef, Why
+from celery_lifecycle.oom import OomCounter
+from celery_lifecycle.runner import told_of
+from celery_lifecycle.store.ends import End, Ended
+from celery_lifecycle.store.workers import Running
+from celery_lifecycle.task import LifecycleTask
+from celery_lifecycle.transitions.run import Worker
+
+MAINTAIN_EVERY = 0.25
+
+
+class _Life:
+    """One life of one worker: made in the parent at its start, inherited by its children."""
+
+    def __init__(self) -> None:
+        self.instance = uuid.uuid4().hex
+        self.draining = False
+        self.counter = OomCounter()
+
+
+_life = _Life()
+
+
+def begin_life() -> None:
+    """A new worker instance begins in this process."""
+    global _life
+    _life = _Life()
+
+
+def this_worker() -> Worker:
+    """Who runs links in this process."""
+    return Worker(_life.instance, os.getpid())
+
+
+def install(app: Celery) -> None:
+    """Add the steps of this module to an app's workers, once."""
+    app.steps["worker"].add(MaintainStep)
+    app.steps["worker"].add(RenewStep)
+    app.steps["consumer"].add(GuardStep)
+
+
+# --- deaths, seen in the parent
+
+
+class LifecycleRequest(Request):
+    """The parent's side of a link: it sees the death of the child, and nothing of it may ever stop the worker."""
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        try:
+            header = self.request_dict.get(HEADER)
+            if header is not None:
+                exc_info = self._ended(link_of(header, self.id, last=False), exc_info)
+        except LifecycleError as error:
+            events.database_failed(f"The end of {self.id} could not be recorded; its lease will tell", error)
+        except Exception as error:  # an exception here would leave the worker without its other duties
+            events.unexpected(f"The end of {self.id} could not be recorded", error)
+        return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def _ended(self, link: Link, exc_info: Any) -> Any:
+        """Record how the process of a link ended; returns what the task is to show for it."""
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        end, cause = what_ended(error)
+        if end is None:
+            return exc_info
+        who = Worker(_life.instance, self.worker_pid or os.getpid())
+        details = {"told": str(error), "worker": str(self.hostname), "pid": who.pid}
+        ended = self.app.lifecycle.store.ends.end(link, who, end, cause, details)
+        if ended is None:
+            return exc_info
+        tell(ended)
+        if ended.dead or isinstance(error, Terminated):
+            return _shown(WorkerLostError(f"{told_of(ended)} {error}")) if ended.context else exc_info
+        promised = link.task_id != f"{link.dispatch}-{link.position}"
+        if promised:  # whoever waits for this id must not be told of a failure: the job runs again under it
+            return _shown(Retry(told_of(ended), error))
+        return _shown(WorkerLostError(f"{told_of(ended)} {error}")) if ended.context else exc_info
+
+
+def _shown(error: Exception) -> ExceptionInfo:
+    """An error as the parent's request wants it; the bare exception, so that events show its own text."""
+    try:
+        raise error
+    except Exception as raised:
+        info = ExceptionInfo()
+        if not isinstance(raised, Retry):
+            info.exception = raised
+        return info
+
+
+def what_ended(error: BaseException) -> tuple[End | None, Cause | None]:
+    """What an error that the parent sees says about the process; (None, None): the child itself has ended its link."""
+    leaving = _life.draining or worker_state.should_terminate is not None or worker_state.should_stop is not None
+    if isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt)):
+        return (End.PUT_BACK, None) if leaving else (End.DIED, _cause(str(error)))
+    if isinstance(error, TimeLimitExceeded):
+        return End.TIMED_OUT, None
+    if isinstance(error, Terminated):
+        return (End.PUT_BACK if leaving else End.REVOKED), None
+    return None, None
+
+
+def _cause(told: str) -> Cause:
+    if re.search(r"signal 9\b", told) is None:
+        return Cause.CRASH
+    return Cause.OOM if _life.counter.has_moved() else Cause.SUSPECTED
+
+
+def tell(ended: Ended) -> None:
+    """Say what became of a run that did not end well."""
+    for job in ended.dead:
+        reason = Why.SEALED if ended.context is not None and ended.context.sealed else Why.FAILED
+        events.died(ended.ref, job.id, reason)
+    if ended.context is not None:
+        events.struck(ended.ref, ended.flight.job, ended.context)
+    elif ended.put_back:
+        events.put_back(ended.ref, ended.flight.job, "its process was stopped, not its job at fault")
+
+
+# --- steps
+
+
+class MaintainStep(bootsteps.StartStopStep):
+    """Notice a child's death within a quarter of a second; Celery itself may take five."""
+
+    requires = ("celery.worker.components:Pool", "celery.worker.components:Hub")
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+
+    def register_with_event_loop(self, parent: Any, hub: Any) -> None:
+        maintain = getattr(parent.pool, "maintain_pool", None)
+        if maintain is not None:
+            hub.call_repeatedly(MAINTAIN_EVERY, maintain)
+
+
+class RenewStep(bootsteps.StartStopStep):
+    """Checks the schema at start, then renews leases and the instance's heartbeat in a thread."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self._renewer: Renewer | None = None
+
+    def start(self, parent: Any) -> None:
+        self._renewer = Renewer(parent.app, parent.hostname, kills=_is_prefork(parent))
+        self._renewer.start()
+
+    def stop(self, parent: Any) -> None:
+        if self._renewer is not None:
+            self._renewer.stop()
+
+    terminate = stop
+
+
+def _is_prefork(parent: Any) -> bool:
+    return "prefork" in str(getattr(parent.pool_cls, "__module__", parent.pool_cls))
+
+
+class Renewer(threading.Thread):
+    """Renews every sixth of the backup alarm; five times as often while the database does not answer."""
+
+    def __init__(self, app: Celery, hostname: str, kills: bool) -> None:
+        super().__init__(name="lifecycle-renewer", daemon=True)
+        self.app = app
+        self.hostname = hostname
+        self.kills = kills
+        self.wake = threading.Event()
+        self.stopping = False
+        self._slow: set[str] = set()
+        self._failing = False
+        _renewers.append(self)
+
+    def run(self) -> None:
+        every = self.app.lifecycle.config.renew_every
+        while not self.stopping:
+            done = self._round()
+            self.wake.wait(every if done else every / 5)
+            self.wake.clear()
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.wake.set()
+
+    def _round(self) -> bool:
+        try:
+            self.renew()
+            self._beat()
+            self._look_for_hung()
+        except LifecycleError as error:
+            if not self._failing:
+                events.database_failed("Leases could not be renewed; trying again", error)
+            self._failing = True
+            return False
+        except Exception as error:  # this thread must not end while its worker lives
+            events.unexpected("Leases could not be renewed; trying again", error)
+            return False
+        if self._failing:
+            events.database_back()
+        self._failing = False
+        return True
+
+    def renew(self) -> int:
+        """Renew the leases of all links that run in this worker now."""
+        running = [
+            Running(header["object"], request.id, request.worker_pid or os.getpid())
+            for request, header in running_links()
+        ]
+        return self.app.lifecycle.store.workers.renew(_life.instance, running)
+
+    def _beat(self) -> None:
+        data = {"hostname": self.hostname, "pid": os.getpid(), "draining": _life.draining}
+        self.app.lifecycle.store.workers.beat(_life.instance, data)
+
+    def _look_for_hung(self) -> None:
+        default = self.app.lifecycle.config.hung_timeout
+        for request, header in running_links():
+            limit = header["hung"] / 1000 if "hung" in header else default
+            seconds = time.monotonic() - request.time_start
+            if seconds < limit or request.id in self._slow:
+                continue
+            self._slow.add(request.id)
+            fences = bool(header.get("single"))
+            events.slow(header["name"], header["job"], seconds, fences)
+            if fences:
+                self._fence(request, header)
+        self._slow &= {request.id for request, _ in running_links()} | set()
+
+    def _fence(self, request: Any, header: dict[str, Any]) -> None:
+        """First the database, then the process: so its death is no strike."""
+        link = link_of(header, request.id, last=False)
+        who = Worker(_life.instance, request.worker_pid or os.getpid())
+        ended = self.app.lifecycle.store.ends.end(link, who, End.HUNG)
+        if ended is None:
+            return
+        tell(ended)
+        if self.kills and request.worker_pid and request.worker_pid != os.getpid():
+            try:
+                os.kill(request.worker_pid, signal.SIGKILL)
+            except ProcessLookupError:
+                events.put_back(ended.ref, ended.flight.job, "its process had ended already")
+
+
+_renewers: list[Renewer] = []
+
+
+def running_links() -> list[tuple[Any, dict[str, Any]]]:
+    """The links that this worker's processes run now, with their headers."""
+    found = []
+    for request in list(worker_state.requests.values()):
+        header = getattr(request, "request_dict", {}).get(HEADER)
+        if header is not None and request.time_start is not None:
+            found.append((request, header))
+    return found
+
+
+class GuardStep(bootsteps.StartStopStep):
+    """Refuses links of tasks that are no lifecycle tasks, whatever a row or a message says."""
+
+    requires = ("celery.worker.consumer:Tasks",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+
+    def start(self, parent: Any) -> None:
+        for name, strategy in list(parent.strategies.items()):
+            if not isinstance(parent.app.tasks[name], LifecycleTask):
+                parent.strategies[name] = _guarded(parent, name, strategy)
+
+
+def _guarded(consumer: Any, name: str, strategy: Any) -> Any:
+    def handle(message: Any, *args: Any, **kwargs: Any) -> Any:
+        if HEADER not in (message.headers or {}):
+            return strategy(message, *args, **kwargs)
+        message.ack_log_error(events.logger, consumer.connection_errors)
+        return _skip(consumer.app, message.headers, name, Why.UNKNOWN_TASK)
+
+    return handle
+
+
+# --- signals
+
+
+def _skip(app: Celery, headers: Any, task: str, why: Why) -> None:
+    header = headers.get(HEADER)
+    lifecycle = getattr(app, "lifecycle", None)
+    if header is None or lifecycle is None:
+        return
+    try:
+        link = link_of(header, headers.get("id", ""), last=False)
+        dead, shipment = lifecycle.store.ends.skip(link, why)
+        if why is Why.UNKNOWN_TASK:
+            events.unknown(header["name"], task, header["job"], dead is not None)
+        elif dead is not None:
+            kind, _, name = header["name"].partition("/")
+            events.died(ObjectRef(kind, name), dead.id, why)
+        if shipment is not None:
+            lifecycle.send([shipment])
+    except LifecycleError as error:
+        events.database_failed(f"{header['name']}#{header['job']} could not be put back; it is sent again", error)
+
+
+@signals.task_unknown.connect
+def _on_unknown(sender: Any = None, message: Any = None, name: str = "", **_: Any) -> None:
+    if message is not None and message.headers:
+        _skip(sender.app, message.headers, name, Why.UNKNOWN_TASK)
+
+
+@signals.task_revoked.connect
+def _on_revoked(sender: Any = None, request: Any = None, terminated: bool = False, **_: Any) -> None:
+    headers = getattr(request, "request_dict", None) or getattr(request, "headers", None)
+    if request is None or terminated or not headers:
+        return
+    app = getattr(request, "app", None) or getattr(sender, "app", None)
+    if app is not None:
+        _skip(app, {**headers, "id": request.id}, str(sender), Why.REVOKED)
+
+
+@signals.worker_init.connect
+def _on_worker_init(sender: Any = None, **_: Any) -> None:
+    begin_life()
+    lifecycle = getattr(sender.app, "lifecycle", None)
+    if lifecycle is not None:
+        lifecycle.verify()
+
+
+@signals.worker_shutting_down.connect
+def _on_shutting_down(**_: Any) -> None:
+    _life.draining = True
+    for renewer in _renewers:
+        renewer.wake.set()
+
+
+def _revoking(state: Any, task_id: Any, *args: Any, **kwargs: Any) -> Any:
+    """The `revoke` control command: what still waits in the table is taken out there, whoever is restarted meanwhile."""
+    lifecycle = getattr(state.app, "lifecycle", None)
+    if lifecycle is not None:
+        names = [task.name for task in state.app.tasks.values() if isinstance(task, LifecycleTask)]
+        for one in [task_id] if isinstance(task_id, str) else list(task_id or []):
+            try:
+                lifecycle.store.jobs.revoke(names, one)
+            except LifecycleError as error:
+                events.database_failed(f"Revoked task {one} could not be taken out of the job table", error)
+    return _celery_revoke(state, task_id, *args, **kwargs)
+
+
+_celery_revoke = Panel.data["revoke"]
+Panel.data["revoke"] = _revoking
