@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from celery_lifecycle.store.database import Database
 from celery_lifecycle.tables import make_tables
 
 LOCK = 7_426_931_855_321
+
+# What Alembic tells at every look is of interest to nobody but its own users.
+_quiet = logging.getLogger("alembic.runtime.migration")
 
 
 def _config(database: Database, connection: Connection | None = None) -> AlembicConfig:
@@ -52,7 +56,7 @@ def current(database: Database) -> str | None:
         DatabaseUnavailable: the database can't be reached.
     """
     try:
-        with database.engine.connect() as connection:
+        with _hushed(), database.engine.connect() as connection:
             context = MigrationContext.configure(connection, opts={"version_table": version_table(database)})
             return context.get_current_revision()
     except (DBAPIError, OSError) as error:
@@ -84,11 +88,21 @@ def migrate(database: Database, revision: str = "head") -> str:
         The revision reached.
     """
     try:
-        with database.engine.connect() as connection, _alone(connection):
+        with _hushed(), database.engine.connect() as connection, _alone(connection):
             command.upgrade(_config(database, connection), revision)
     except (DBAPIError, OSError) as error:
         raise DatabaseUnavailable(f"The tables could not be made or upgraded: {error}") from error
     return current(database) or ""
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    level = _quiet.level
+    _quiet.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        _quiet.setLevel(level)
 
 
 @contextlib.contextmanager

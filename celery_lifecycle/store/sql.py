@@ -89,7 +89,7 @@ class Sql:
             f" ORDER BY wake_at LIMIT :limit{skip}"
         )
         self.count_sent = self._(
-            f"SELECT count(*) FROM (SELECT 1 AS one FROM {o} WHERE queue = :queue AND phase = 1 LIMIT :limit) AS some"
+            f"SELECT count(*) FROM (SELECT 1 AS one FROM {o} WHERE queue = :queue AND phase = 1 LIMIT :limit) AS t"
         )
         self.oldest_overdue = self._(
             f"SELECT {columns} FROM {o} WHERE queue = :queue AND wake_at <= :now ORDER BY wake_at LIMIT 1"
