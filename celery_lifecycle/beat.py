@@ -244,7 +244,8 @@ class LifecycleScheduler(Scheduler):
         assert self._lifecycle is not None
         if time.monotonic() - self._told > TELL_EVERY:
             self._told = time.monotonic()
-            self._lifecycle.store.beats.ticked(self._id, {"pid": os.getpid(), "host": os.uname().nodename})
+            facts = {"pid": os.getpid(), "host": os.uname().nodename, **self._lifecycle.whereabouts}
+            self._lifecycle.store.beats.ticked(self._id, facts)
 
     # --- what the service asks for
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from celery import Celery
@@ -111,6 +112,11 @@ class Lifecycle:
             self._runner_pid = os.getpid()
             self._runner = Runner(self, worker.this_worker(), classify)
         return self._runner
+
+    @cached_property
+    def whereabouts(self) -> dict[str, str]:
+        """The app and the broker of this process, as beats and workers tell them to `lifecycle doctor`; no password."""
+        return {"app": str(self.app.main), "broker": str(self.app.connection_for_write().as_uri())}
 
     def verify(self) -> None:
         """Check that the database answers and its tables are those of this version.

@@ -231,8 +231,9 @@ class Renewer(threading.Thread):
         return self.app.lifecycle.store.workers.renew(_life.instance, running)
 
     def _beat(self) -> None:
-        data = {"hostname": self.hostname, "pid": os.getpid(), "draining": _life.draining}
-        self.app.lifecycle.store.workers.beat(_life.instance, data)
+        lifecycle = self.app.lifecycle
+        data = {"hostname": self.hostname, "pid": os.getpid(), "draining": _life.draining, **lifecycle.whereabouts}
+        lifecycle.store.workers.beat(_life.instance, data)
 
     def _look_for_hung(self) -> None:
         default = self.app.lifecycle.config.hung_timeout

@@ -13,6 +13,7 @@ from celery_lifecycle.store.ends import Ends
 from celery_lifecycle.store.jobs import Jobs
 from celery_lifecycle.store.objects import Objects
 from celery_lifecycle.store.runs import Runs
+from celery_lifecycle.store.watch import Watch
 from celery_lifecycle.store.workers import Workers
 
 __all__ = ["Store"]
@@ -32,6 +33,7 @@ class Store:
         self.dead = DeadJobs(self.database, config)
         self.workers = Workers(self.database, config)
         self.beats = Beats(self.database, config)
+        self.watch = Watch(self.database)
 
     def close(self) -> None:
         """Close the connections of this process."""

@@ -13,6 +13,7 @@ from celery_lifecycle.config import Config
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import object_of
 from celery_lifecycle.store.unit import Locked
+from celery_lifecycle.store.watch import next_due
 from celery_lifecycle.transitions.derive import derive
 
 
@@ -45,9 +46,13 @@ class Beats:
         return self.database.run(work)
 
     def ticked(self, beat: str, data: dict[str, Any]) -> None:
-        """Record that a beat has ticked."""
+        """Record that a beat has ticked, and the earliest alarm that it then saw.
+
+        When the table of objects is locked later, this is what `lifecycle health` still knows of what is due.
+        """
 
         def work(tx: Tx) -> None:
+            due = next_due(tx)
             now = tx.now()
             params = {
                 "kind": "beat",
@@ -56,7 +61,8 @@ class Beats:
                 "job": None,
                 "expires_at": now + 86_400_000,
             }
-            tx.run(tx.sql.put_heartbeat, {**params, "data": json.dumps({**data, "seen": now})})
+            seen = {**data, "seen": now, "next": due.to_json() if due is not None else None}
+            tx.run(tx.sql.put_heartbeat, {**params, "data": json.dumps(seen)})
 
         self.database.run(work)
 

@@ -121,10 +121,12 @@ class Database:
     Args:
         config: `url`, `lock_timeout` and `table_prefix` are used.
         clock: milliseconds since the epoch, instead of the database's time: for tests and simulation.
+        patience: seconds after which any statement is given up, for those who only look; default: never.
     """
 
-    def __init__(self, config: Config, clock: Callable[[], int] | None = None) -> None:
+    def __init__(self, config: Config, clock: Callable[[], int] | None = None, patience: float | None = None) -> None:
         self.config = config
+        self._patience = patience
         try:
             self.url = make_url(config.url)
             self._dialect_name = self.url.get_backend_name()
@@ -198,18 +200,34 @@ class Database:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
             cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {max(1, round(timeout))}")
             cursor.execute(f"SET SESSION lock_wait_timeout = {max(1, round(timeout))}")
+        if self._patience is not None:
+            self._limit(cursor, self._patience)
         cursor.close()
         connection.commit()
 
+    def _limit(self, cursor: Any, seconds: float) -> None:
+        """MySQL and MariaDB have each a variable of their own for it, and refuse the other's."""
+        refused = []
+        for statement in self.sql.limit_statements:
+            try:
+                cursor.execute(statement.format(ms=round(seconds * 1000), seconds=seconds))
+                return
+            except self.engine.dialect.loaded_dbapi.Error as error:
+                refused.append(error)
+        raise DatabaseUnavailable(f"The job database takes no limit for the time of a statement: {refused}")
+
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[Tx]:
-        """One short transaction of our own: committed at the end of the block, rolled back if it raises."""
+    def transaction(self, reads: bool = False) -> Iterator[Tx]:
+        """One short transaction of our own: committed at the end of the block, rolled back if it raises.
+
+        `reads`: it only reads, so that SQLite need not wait for a writer.
+        """
         connection = self._connect()
         broken = False
         try:
             tx = Tx(connection.dbapi_connection, self.sql, self.engine.dialect, self.clock)
             if self.is_sqlite:
-                tx.run("BEGIN IMMEDIATE")
+                tx.run("BEGIN" if reads else "BEGIN IMMEDIATE")
             yield tx
             try:
                 connection.dbapi_connection.commit()
@@ -234,10 +252,17 @@ class Database:
 
         A connection that breaks at the commit is not tried again: whether the commit was done is not known.
         """
+        return self._run(False, work, *args, **kwargs)
+
+    def look(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """`run` for work that only reads: SQLite then waits for no writer."""
+        return self._run(True, work, *args, **kwargs)
+
+    def _run(self, reads: bool, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         for attempt in range(4):
             reached_end = False
             try:
-                with self.transaction() as tx:
+                with self.transaction(reads) as tx:
                     result = work(tx, *args, **kwargs)
                     reached_end = True
                 return result

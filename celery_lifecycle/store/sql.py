@@ -221,12 +221,83 @@ class Sql:
         )
         self.get_meta = self._(f"SELECT value FROM {m} WHERE name = :name")
 
+        # --- what people look at: reads only
+        picked = (
+            f"{self._given('kind')} AND name >= :prefix AND name < :end AND (kind > :after_kind OR"
+            " (kind = :after_kind AND name > :after_name)) ORDER BY kind, name LIMIT :limit"
+        )
+        self.pick_objects = {
+            which: self._(f"SELECT {columns} FROM {o} WHERE {condition} AND {picked}")
+            for which, condition in {
+                "any": "1 = 1",
+                "idle": "phase = 0 AND wake_at IS NOT NULL",
+                "overdue": "wake_at < :now",
+                "sent": "phase = 1",
+                "running": "phase = 2",
+                "paused": "paused IS NOT NULL",
+                "disabled": "disabled = 1",
+                "struck": "(strike_lines IS NOT NULL OR sealed = 1)",
+            }.items()
+        }
+        self.next_kind = self._(f"SELECT min(kind) FROM {o} WHERE kind > :kind")
+        self.count_alarms = self._(
+            f"SELECT queue, phase, count(*), min(wake_at) FROM {o} WHERE queue IS NOT NULL GROUP BY queue, phase"
+        )
+        self.count_objects = self._(
+            f"SELECT count(*), count(paused), COALESCE(sum(disabled), 0), COALESCE(sum(sealed), 0) FROM {o}"
+        )
+        self.count_jobs_of = self._(
+            f"SELECT object_id, count(*) FROM {j} WHERE object_id {self._is_in(ids)} AND (id < '#' OR id >= '$')"
+            " GROUP BY object_id"
+        )
+        self.all_jobs_of = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object ORDER BY {_EFFECTIVE}, id")
+        self.first_alarm = self._(
+            f"SELECT {columns} FROM {o} WHERE queue = :queue AND phase = :phase ORDER BY wake_at LIMIT 1"
+        )
+        self.first_job = self._(
+            f"SELECT id, task, {_EFFECTIVE} FROM {j} WHERE object_id = :object ORDER BY {_EFFECTIVE}, id LIMIT 1"
+        )
+        self.count_late = self._(
+            f"SELECT count(*) FROM (SELECT 1 AS one FROM {o} WHERE queue = :queue AND phase = :phase AND wake_at < :before"
+            " LIMIT :limit) AS t"
+        )
+        self.oldest_job = self._(
+            f"SELECT object_id, id, task, queue, {_EFFECTIVE} FROM {j} WHERE {_EFFECTIVE} < :now"
+            f" ORDER BY {_EFFECTIVE} LIMIT 1"
+        )
+        self.newest_dead = self._(
+            f"SELECT {dead} FROM {d} WHERE id < :before AND {self._given('reason')} ORDER BY id DESC LIMIT :limit"
+        )
+        self.newest_dead_of = self._(
+            f"SELECT {dead} FROM {d} WHERE kind = :kind AND name = :name AND id < :before AND {self._given('reason')}"
+            " ORDER BY id DESC LIMIT :limit"
+        )
+        self.dead_job = self._(f"SELECT {dead} FROM {d} WHERE id = :id")
+        self.storage_keys = self._(
+            f"SELECT {key}, length(value) FROM {s} WHERE object_id = :object ORDER BY {key} LIMIT :limit"
+        )
+        self.version = self._(f"SELECT {'sqlite_version()' if self.dialect == 'sqlite' else 'version()'}")
+        self.engines = self._(
+            "SELECT table_name, engine FROM information_schema.tables"
+            " WHERE table_schema = DATABASE() AND table_name LIKE :pattern"
+        )
+        self.backend = self._("SELECT pg_backend_pid(), current_setting('lock_timeout')")
+        self.limit_statements = {
+            "postgresql": ("SET statement_timeout = {ms}",),
+            "mysql": ("SET SESSION max_execution_time = {ms}", "SET SESSION max_statement_time = {seconds}"),
+        }.get(self.dialect, ())
+
     def ids(self, ids: list[int]) -> object:
         """A list of ids as the parameter `:ids`."""
         return ids if self.dialect == "postgresql" else "[" + ",".join(map(str, ids)) + "]"
 
     def _is_in(self, ids: str) -> str:
         return f"= {ids}" if self.dialect == "postgresql" else f"IN {ids}"
+
+    def _given(self, name: str) -> str:
+        """A condition on a column that holds for all rows where its parameter is NULL."""
+        given = f"CAST(:{name} AS varchar)" if self.dialect == "postgresql" else f":{name}"
+        return f"({given} IS NULL OR {name} = :{name})"
 
     def _quoted(self, name: str) -> str:
         if name != "key":
@@ -249,6 +320,8 @@ class Sql:
         return (
             f"UPDATE {objects} AS o SET {', '.join(f'{name} = new.{name}' for name in names)}"
             f" FROM unnest(CAST(:id AS bigint[]), {arrays}) AS new(id, {', '.join(names)}) WHERE o.id = new.id"
+            # Said twice, so that a small share of a large table is never looked for by reading all of it.
+            " AND o.id = ANY(CAST(:id AS bigint[]))"
         )
 
     def _agenda(self, jobs: str, where: str, now: str) -> str:
