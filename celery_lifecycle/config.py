@@ -151,10 +151,10 @@ def _checked(name: str, value: Any) -> Any:
             try:
                 value = int(value) if whole else float(value)
             except ValueError:
-                raise _bad(name, value, f"a number from {low:g} to {high:g}") from None
+                raise _bad(name, value, f"a number from {low:.15g} to {high:.15g}") from None
         allowed = int if whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
-            raise _bad(name, value, f"{'a whole number' if whole else 'seconds'} from {low:g} to {high:g}")
+            raise _bad(name, value, f"{'a whole number' if whole else 'seconds'} from {low:.15g} to {high:.15g}")
         return value
     if name == "auto_migrate":
         if not isinstance(value, bool):
