@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,9 @@ Row = Sequence[Any]
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
 _inherited: list[Any] = []
+# SQLite keeps in each process what that process has locked. A child that inherits it takes its parent's locks for its own:
+# it waits for ever for a writer that it does not have, and locks too little. So no connection may be open at a fork.
+_no_fork = threading.RLock()
 
 
 class Conflict(DatabaseUnavailable):
@@ -222,6 +226,10 @@ class Database:
 
         `reads`: it only reads, so that SQLite need not wait for a writer.
         """
+        with _no_fork if self.is_sqlite else contextlib.nullcontext():
+            yield from self._transaction(reads)
+
+    def _transaction(self, reads: bool) -> Iterator[Tx]:
         connection = self._connect()
         broken = False
         try:
@@ -306,6 +314,11 @@ class Database:
         if self._engine is not None:
             self._engine.dispose()
 
+    def before_fork(self) -> None:
+        """Close what SQLite has open; one in memory would be gone."""
+        if self.is_sqlite and self.url.database not in (None, "", ":memory:"):
+            self.close()
+
     def after_fork(self) -> None:
         """Let go of the parent's connections without closing them; kept, so that no collector closes them either."""
         if self._engine is not None:
@@ -318,9 +331,16 @@ def _machine_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _forget_connections() -> None:
+def _before_fork() -> None:
+    _no_fork.acquire()
+    for database in list(_databases):
+        database.before_fork()
+
+
+def _after_fork_in_child() -> None:
+    _no_fork.release()
     for database in list(_databases):
         database.after_fork()
 
 
-os.register_at_fork(after_in_child=_forget_connections)
+os.register_at_fork(before=_before_fork, after_in_parent=_no_fork.release, after_in_child=_after_fork_in_child)
