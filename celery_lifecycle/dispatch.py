@@ -12,13 +12,14 @@ from typing import Any
 from celery import Celery, signals
 from celery.app.amqp import anon_nodename
 from kombu import Connection, Producer, Queue
-from kombu.exceptions import BatchPublishError
+from kombu.exceptions import BatchPublishError, EncodeError
 
 from celery_lifecycle import events
-from celery_lifecycle.link import HEADER, header_of
+from celery_lifecycle.link import HEADER, header_of, rest_header
 from celery_lifecycle.model import Brief, Shipment
 
 BATCH = 200
+BODY_WITHOUT_CHAIN = '[[],{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 CONNECT_TIMEOUT = 1.0
 
 
@@ -75,16 +76,22 @@ class Sender:
             with producer.batch(max_size=BATCH):
                 for shipment in shipments:
                     message = self._encoded(shipment)
-                    if message is None:
+                    if message is None or not self._published(producer, shipment, message):
                         failed.append(shipment)
-                    else:
-                        producer.publish(**message)
         except Exception as error:  # the broker's client raises whatever its transport does
             self.reset()
             uncertain = "delivery is uncertain" if isinstance(error, BatchPublishError) else "not sent"
             events.broker_failed(len(shipments), uncertain, error)
             return list(shipments)
         return failed
+
+    def _published(self, producer: Producer, shipment: Shipment, message: dict[str, Any]) -> bool:
+        try:
+            producer.publish(**message)
+        except (TypeError, ValueError, OverflowError, EncodeError) as error:
+            events.unsendable(shipment.ref, error)
+            return False
+        return True
 
     def _encoded(self, shipment: Shipment) -> dict[str, Any] | None:
         try:
@@ -99,27 +106,22 @@ class Sender:
         route = self.route(first.task, options.get("queue"))
         task_id = task_id_of(shipment, shipment.first_position, first)
         name = f"{shipment.ref}#{first.id}"
-        headers = dict(
-            route.headers,
-            id=task_id,
-            root_id=options.get("root_id") or task_id,
-            parent_id=options.get("parent_id"),
-            retries=options.get("retries", 0),
-            timelimit=[options.get("time_limit"), options.get("soft_time_limit")],
-            argsrepr=name,
-        )
-        headers.update(options.get("headers") or {})
-        headers[HEADER] = header_of(shipment, shipment.first_position, first, self.database_id)
+        headers = dict(route.headers, id=task_id, root_id=task_id, argsrepr=name)
+        if options:
+            headers.update({key: options[key] for key in ("root_id", "parent_id", "retries") if options.get(key)})
+            if options.get("time_limit") or options.get("soft_time_limit"):
+                headers["timelimit"] = [options.get("time_limit"), options.get("soft_time_limit")]
+            headers.update(options.get("headers") or {})
+        headers[HEADER] = header_of(shipment, self.database_id)
         chain = [self._link(shipment, shipment.first_position + ahead, job) for ahead, job in enumerate(rest, 1)]
         chain.reverse()
         body: tuple[Any, ...] = ((), {}, {"callbacks": None, "errbacks": None, "chain": chain or None, "chord": None})
-        json.dumps((headers, body))
-        message = {
-            "body": body,
+        message: dict[str, Any] = {
             "exchange": route.exchange,
             "routing_key": route.routing_key,
             "headers": headers,
-            "serializer": "json",
+            "content_type": "application/json",
+            "content_encoding": "utf-8",
             "delivery_mode": route.delivery_mode,
             "correlation_id": task_id,
             "retry": False,
@@ -135,16 +137,14 @@ class Sender:
                 declare=message.get("declare"), headers=headers, properties={"correlation_id": task_id},
                 retry_policy=None,
             )  # fmt: skip
+        message["body"] = json.dumps(body, ensure_ascii=False) if chain else BODY_WITHOUT_CHAIN
         return message
 
     def _link(self, shipment: Shipment, position: int, job: Brief) -> dict[str, Any]:
         options = json.loads(job.options_json) if job.options_json else {}
         settings: dict[str, Any] = {
             "task_id": task_id_of(shipment, position, job),
-            "headers": {
-                **(options.get("headers") or {}),
-                HEADER: header_of(shipment, position, job, self.database_id),
-            },
+            "headers": {**(options.get("headers") or {}), HEADER: rest_header(position, job)},
             "argsrepr": f"{shipment.ref}#{job.id}",
         }
         for name in ("queue", "priority", "time_limit", "soft_time_limit"):
@@ -197,20 +197,8 @@ def make_route(app: Celery, task: str, queue: str | None) -> Route:
         exchange_name = options.get("exchange") or exchange.name
         exchange_name = getattr(exchange_name, "name", exchange_name)
         routing_key = options.get("routing_key") or entity.routing_key
-    headers = {
-        "lang": "py",
-        "task": task,
-        "shadow": None,
-        "eta": None,
-        "expires": None,
-        "group": None,
-        "group_index": None,
-        "kwargsrepr": "{}",
-        "origin": anon_nodename(),
-        "replaced_task_nesting": 0,
-        "stamped_headers": None,
-        "stamps": {},
-    }
+    # What a worker takes as absent or 0 when it is not there is left out: a third of the message is headers.
+    headers = {"lang": "py", "task": task, "kwargsrepr": "{}", "origin": anon_nodename()}
     delivery_mode = getattr(exchange, "delivery_mode", None) or app.conf.task_default_delivery_mode
     return Route(entity.name, exchange_name, routing_key, delivery_mode, entity, headers)
 

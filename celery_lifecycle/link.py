@@ -8,31 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from celery_lifecycle.model import Brief, Link, Shipment
+from celery_lifecycle.model import ALARM, Brief, Link, Shipment
 
 HEADER: Final = "lifecycle"
 
 
-def header_of(shipment: Shipment, position: int, job: Brief, database: str) -> dict[str, Any]:
-    """What the header of one link holds."""
-    header: dict[str, Any] = {
+def header_of(shipment: Shipment, database: str) -> dict[str, Any]:
+    """What the header of the first link of a chain holds."""
+    job = shipment.jobs[0]
+    return {
         "db": database,
         "object": shipment.object_id,
         "name": str(shipment.ref),
         "dispatch": shipment.dispatch,
-        "position": position,
         "token": shipment.token,
-        "job": job.id,
         "sent": shipment.sent_ms,
         "all": shipment.all_due,
+        "head": True,
+        **rest_header(shipment.first_position, job),
     }
-    if position == shipment.first_position:
-        header["head"] = True
-    if job.hung_timeout_ms is not None:
-        header["hung"] = job.hung_timeout_ms
-    if job.singleflight:
-        header["single"] = True
-    return header
 
 
 def link_of(header: Mapping[str, Any], task_id: str, last: bool) -> Link:
@@ -44,7 +38,36 @@ def link_of(header: Mapping[str, Any], task_id: str, last: bool) -> Link:
     )  # fmt: skip
 
 
-def following_header(header: Mapping[str, Any], job_id: str, ahead: int, token: str | None) -> dict[str, Any]:
-    """The header of a link `ahead` positions behind another one of the same chain."""
-    kept = {key: header[key] for key in ("db", "object", "name", "dispatch", "sent", "all")}
-    return {**kept, "position": header["position"] + ahead, "token": token, "job": job_id}
+def rest_header(position: int, job: Brief) -> dict[str, Any]:
+    """What the header of a link behind the first holds: the rest is filled in by the link before it."""
+    header: dict[str, Any] = {"position": position, "job": job.id}
+    if job.hung_timeout_ms is not None:
+        header["hung"] = job.hung_timeout_ms
+    if job.singleflight:
+        header["single"] = True
+    return header
+
+
+def carried_on(
+    header: Mapping[str, Any], chain: list[dict[str, Any]], token: str | None, alarm_task: str | None
+) -> list[dict[str, Any]]:
+    """The rest of a chain (in Celery's reverse order) as the link with `header` hands it on.
+
+    Every link gets the run's token and what all links of the chain have in common; `alarm_task` is appended as the last
+    one.
+    """
+    common = {key: header[key] for key in ("db", "object", "name", "dispatch", "sent", "all")}
+    common["token"] = token
+    rest = list(chain)
+    if alarm_task is not None:
+        position = header["position"] + len(rest) + 1
+        options = {
+            "task_id": f"{header['dispatch']}-{position}",
+            "headers": {HEADER: {"position": position, "job": ALARM}},
+            "argsrepr": f"{header['name']}{ALARM}",
+        }
+        rest.insert(0, {"task": alarm_task, "args": [], "kwargs": {}, "options": options, "immutable": True})
+    for link in rest:
+        headers = link["options"]["headers"]
+        headers[HEADER] = {**headers[HEADER], **common}
+    return rest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import Any, Final, Literal
@@ -17,6 +17,7 @@ START: Final = "#start"
 HOOK_PREFIX: Final = "#hook-"
 
 HOST: Final = "host"
+SCHEDULER: Final = "scheduler"
 SEALED: Final = "sealed"
 
 
@@ -290,6 +291,13 @@ class ObjectState:
     stored: bool = False
     sealed: bool = False
 
+    def but(self, **changes: Any) -> ObjectState:
+        """A copy with changes; a claim makes several of each object, so it is spelled out where `replace` is not."""
+        new = object.__new__(ObjectState)
+        for name, get, put in _STATE_SLOTS:
+            put(new, changes[name] if name in changes else get(self))
+        return new
+
     @property
     def ref(self) -> ObjectRef:
         return ObjectRef(self.kind, self.name)
@@ -299,6 +307,11 @@ class ObjectState:
         if self.token is not None:
             return Phase.OPEN
         return Phase.IDLE if self.dispatch is None else Phase.SENT
+
+
+_STATE_SLOTS: Final[tuple[tuple[str, Any, Any], ...]] = tuple(
+    (one.name, slot.__get__, slot.__set__) for one in fields(ObjectState) for slot in (ObjectState.__dict__[one.name],)
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,12 @@ from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target, current_run
 from celery_lifecycle.dispatch import forward_chain
 from celery_lifecycle.errors import PayloadError, TimeInvalid, WrongDatabase
-from celery_lifecycle.link import HEADER, following_header, link_of
+from celery_lifecycle.link import HEADER, carried_on, link_of
 from celery_lifecycle.model import ALARM, HOST, Job, ObjectRef, RetryPolicy, Why
 from celery_lifecycle.queue import Push, draft_of, store_many, store_push
 from celery_lifecycle.runner import Report
 from celery_lifecycle.sessions import push_in_connection, push_in_session
+from celery_lifecycle.task_schedules import TaskSchedules
 from celery_lifecycle.timing.instants import delay_to_millis, from_millis, to_millis
 from celery_lifecycle.transitions.run import Action, Verdict
 
@@ -42,7 +43,7 @@ _MESSAGE = (
 )
 
 
-class LifecycleTask(Task):
+class LifecycleTask(TaskSchedules, Task):
     """Base class of everything that this package runs.
 
     It acknowledges early and never asks the broker for redelivery: the table replays. With `eta` or `countdown`,
@@ -86,13 +87,8 @@ class LifecycleTask(Task):
         appends = bool(header.get("head") and header["all"] and code.alarm and header["job"] != ALARM)
         link = link_of(header, request.id, last=not chain and not appends)
         report: Report = deployment.runner.run(link, code, request)
-        if report.goes_on:
-            if appends:
-                chain.insert(0, self._alarm_link(header, kind, len(chain) + 1))
-            for one in chain:
-                one["options"]["headers"][HEADER]["token"] = report.token
-        else:
-            chain = []
+        alarm_task = f"{kind}.on_alarm" if appends else None
+        chain = carried_on(header, chain, report.token, alarm_task) if report.goes_on else []
         if report.error is None and (report.completed or not code.plain or "reason" in report.result):
             if not chain and code.plain and report.completed:
                 chain = list(request.get("lifecycle_chain") or [])
@@ -104,15 +100,6 @@ class LifecycleTask(Task):
         if report.again_ms is not None and not isinstance(report.error, Retry):
             raise Retry("The job is put back", report.error, when=from_millis(report.again_ms))
         raise report.error
-
-    def _alarm_link(self, header: dict[str, Any], kind: str, ahead: int) -> dict[str, Any]:
-        following = following_header(header, ALARM, ahead, None)
-        options = {
-            "task_id": f"{header['dispatch']}-{following['position']}",
-            "headers": {HEADER: following},
-            "argsrepr": f"{header['name']}{ALARM}",
-        }
-        return {"task": f"{kind}.on_alarm", "args": [], "kwargs": {}, "options": options, "immutable": True}
 
     def _carry_on(self, chain: list[dict[str, Any]]) -> None:
         """Publish the rest of the chain ourselves; if the broker is away, the run is revived when its lease ends."""

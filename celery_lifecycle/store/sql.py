@@ -118,7 +118,7 @@ class Sql:
             f" LEFT JOIN {j} AS j ON j.object_id = :object AND j.id = :job"
         )
         self.agenda = self._(self._agenda(j, "object_id = :object", now))
-        self.agendas = self._(self._agenda(j, f"object_id {self._is_in(ids)}", now))
+        self.agendas = self._(self._briefs(j, f"object_id {self._is_in(ids)}", now))
         self.locked_agenda = self._(
             f"SELECT {now}, object_id, {_EFFECTIVE}, {job_columns} FROM {j} WHERE object_id = :object{lock}"
         )
@@ -128,6 +128,18 @@ class Sql:
         )
         # Ids that begin with `#` are the protocol's own.
         self.jobs_of = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object AND (id < '#' OR id >= '$')")
+        # MySQL shows an old snapshot to all but locking reads inside a caller's transaction.
+        self.schedules_like = self._(
+            f"SELECT {job_columns} FROM {j} WHERE object_id = :object AND owner = :owner AND task = :task"
+            f" AND schedule IS NOT NULL{lock if self.dialect == 'mysql' else ''}"
+        )
+        self.schedules_of_kind = self._(
+            f"SELECT o.name, {', '.join('j.' + self._quoted(name) for name in JOB_COLUMNS)} FROM {o} AS o"
+            f" JOIN {j} AS j ON j.object_id = o.id WHERE o.kind = :kind AND j.owner = :owner AND j.schedule IS NOT NULL"
+        )
+        self.overdue_schedules = self._(
+            f"SELECT {job_columns} FROM {j} WHERE object_id = :object AND schedule IS NOT NULL AND due_at <= :now"
+        )
         self.put_job = self._(self._put_job(j))
         self.update_job = self._(
             f"UPDATE {j} SET version = :j_version, due_at = :j_due_at, not_before = :j_not_before,"
@@ -339,6 +351,20 @@ class Sql:
             f" row_number() OVER (PARTITION BY object_id, exclusive ORDER BY {_EFFECTIVE}, id) AS nth_of_kind"
             f" FROM {jobs} WHERE {where}) AS a"
             " ON a.nth <= :length OR (a.exclusive = 1 AND a.nth_of_kind <= :length) OR a.id = :job"
+            " OR (a.id >= '#' AND a.id < '$')"
+        )
+
+    def _briefs(self, jobs: str, where: str, now: str) -> str:
+        """The time, and what `Brief` holds of the jobs that the agendas of many objects hold."""
+        brief = "id, version, task, queue, {due}exclusive, options, hung_timeout, singleflight, owner"
+        return (
+            f"SELECT {now}, a.object_id, {', '.join('a.' + name for name in brief.format(due='due, ').split(', '))}"
+            " FROM (SELECT 1 AS one) AS o LEFT JOIN ("
+            f"SELECT object_id, {_EFFECTIVE} AS due, {brief.format(due='')},"
+            f" row_number() OVER (PARTITION BY object_id ORDER BY {_EFFECTIVE}, id) AS nth,"
+            f" row_number() OVER (PARTITION BY object_id, exclusive ORDER BY {_EFFECTIVE}, id) AS nth_of_kind"
+            f" FROM {jobs} WHERE {where}) AS a"
+            " ON a.nth <= :length OR (a.exclusive = 1 AND a.nth_of_kind <= :length)"
             " OR (a.id >= '#' AND a.id < '$')"
         )
 

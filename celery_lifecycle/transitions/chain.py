@@ -9,9 +9,9 @@ from celery_lifecycle.model import ObjectState, Shipment
 from celery_lifecycle.transitions.derive import Agenda, derive, due_links
 
 
-def patience(state: ObjectState, config: Config) -> int:
-    """How long (ms) a chain sent for the `sent_count`-th time is waited for before it is sent again."""
-    doublings = min(max(state.sent_count - 1, 0), 30)
+def patience(state: ObjectState, config: Config, more: int = 0) -> int:
+    """How long (ms) a chain is waited for before it is sent again; `more` sendings come on top of those counted."""
+    doublings = min(max(state.sent_count + more - 1, 0), 30)
     return max(min(config.backup_ms << doublings, config.patience_max_ms), 2 * state.queue_wait)
 
 
@@ -35,8 +35,8 @@ def dispatch(state: ObjectState, agenda: Agenda, now: int, config: Config, new_i
     links, all_due = due_links(state, agenda, now, config.chain_length)
     if not links:
         return Claim(derive(replace(state, dispatch=None, sent_until=None), agenda, now))
-    state = replace(state, dispatch=new_id, sent_count=state.sent_count + 1, queue=links[0].queue)
-    state = replace(state, sent_until=now + patience(state, config))
+    sent_until = now + patience(state, config, more=1)
+    state = state.but(dispatch=new_id, sent_count=state.sent_count + 1, queue=links[0].queue, sent_until=sent_until)
     shipment = Shipment(state.id, state.ref, new_id, None, 0, links, all_due, now)
     return Claim(derive(state, agenda, now), shipment)
 
@@ -61,8 +61,8 @@ def revive(state: ObjectState, agenda: Agenda, now: int, config: Config, new_id:
     links, all_due = due_links(state, agenda, now, config.chain_length)
     if not links:
         return Claim(derive(ended(replace(state, sent_count=0)), agenda, now))
-    state = replace(state, sent_count=state.sent_count + 1)
-    state = replace(state, lease_until=now + patience(state, config))
+    lease_until = now + patience(state, config, more=1)
+    state = state.but(sent_count=state.sent_count + 1, lease_until=lease_until)
     shipment = Shipment(state.id, state.ref, new_id, state.token, state.step, links, all_due, now)
     return Claim(derive(state, agenda, now), shipment)
 

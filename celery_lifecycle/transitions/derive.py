@@ -20,7 +20,8 @@ class Agenda:
 
     @classmethod
     def of(cls, jobs: Iterable[Brief]) -> Agenda:
-        return cls(tuple(sorted(jobs, key=lambda job: (job.due, job.id))))
+        found = tuple(jobs)
+        return cls(found if len(found) < 2 else tuple(sorted(found, key=lambda job: (job.due, job.id))))
 
 
 def effective_due(state: ObjectState, job: Brief) -> int:
@@ -60,7 +61,7 @@ def derive(state: ObjectState, agenda: Agenda, now: int) -> ObjectState:
     queue, wake_at = next_wake(state, agenda, now)
     if (queue, wake_at) == (state.queue, state.wake_at):
         return state
-    return replace(state, queue=queue, wake_at=wake_at)
+    return state.but(queue=queue, wake_at=wake_at)
 
 
 def is_forgettable(state: ObjectState, agenda: Agenda) -> bool:
@@ -85,6 +86,8 @@ def due_links(state: ObjectState, agenda: Agenda, now: int, length: int) -> tupl
     are answered by `on_alarm`, so they are a link only where no other job is.
     """
     due = [job for job in runnable(state, agenda) if effective_due(state, job) <= now]
+    if len(due) == 1 and due[0].id not in (ALARM, ALIVE):
+        return tuple(due), True
     due.sort(key=lambda job: (effective_due(state, job), job.id))
     exclusive = [job for job in due if job.exclusive]
     links = [job for job in (exclusive or due) if job.id not in (ALARM, ALIVE)]
