@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_lifecycle.deployment import Target
-from celery_lifecycle.model import HOST, AlarmInfo, MemoryLimitContext, ObjectRef, RetryPolicy
+from celery_lifecycle.model import HOST, SCHEDULER, AlarmInfo, MemoryLimitContext, ObjectRef, RetryPolicy
 
 
 def _nothing(ctx: Any) -> None:
@@ -26,6 +26,7 @@ class Code:
         memory_hooks: `on_memory_limit` of the capabilities, then the host's.
         hook_task: the task that calls them; None where there are none.
         on_error: `on_job_error` of the job's capability.
+        owner: who pushes what this code pushes: the host, or the capability that it is a method of.
         owners: who is installed.
         limit: deaths at which a line is sealed.
         plain: any value is a result, not only an outcome.
@@ -41,7 +42,8 @@ class Code:
     memory_hooks: tuple[Callable[[MemoryLimitContext], Any], ...] = ()
     hook_task: str | None = None
     on_error: Callable[[Any, BaseException], Any] | None = None
-    owners: frozenset[str] = frozenset({HOST})
+    owner: str = HOST
+    owners: frozenset[str] = frozenset({HOST, SCHEDULER})
     limit: int = 3
     memory_limit: int | None = None
     retry: RetryPolicy = field(default_factory=RetryPolicy)

@@ -26,7 +26,8 @@ class JobContext:
         scheduled_for: aware datetime that the run stands for: the nominal time of a schedule, else the due time.
         is_catch_up: the run makes up for a time that was missed (misfire rule of its schedule).
         storage: the object's key-value store; writes are stored if and only if the link's finish is accepted.
-        jobs: the jobs of this job's owner; pushes happen at once, in their own transaction.
+        jobs: the jobs of the object, or of the capability whose method this is; pushes happen at once, in their own
+            transaction.
         task: the Celery request of the link.
         logger: logs with object and job as fields.
     """

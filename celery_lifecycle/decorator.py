@@ -88,6 +88,14 @@ class BoundJob:
         """The same as `jobs.push(<this method>, …)` of the object."""
         return self._holder.jobs.push(self._method.name, **options)
 
+    def schedule(self, when: Any, payload: Any = None, **options: Any) -> Any:
+        """The same as `schedule(when, <this method>, …)` of the object."""
+        return self._holder.schedule(when, self._method.name, payload, **options)
+
+    def schedule_every(self, seconds: Any, payload: Any = None, **options: Any) -> Any:
+        """The same as `schedule_every(seconds, <this method>, …)` of the object."""
+        return self._holder.schedule_every(seconds, self._method.name, payload, **options)
+
     def __repr__(self) -> str:
         return f"<job {self._method.name} of {self._holder!r}>"
 

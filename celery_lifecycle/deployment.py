@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import tzinfo
 from typing import Any, Protocol
 
 from celery_lifecycle.config import Config
@@ -37,6 +38,11 @@ class Deployment(Protocol):
 
     @property
     def store(self) -> Store: ...
+
+    @property
+    def timezone(self) -> tzinfo:
+        """The app's time zone, by which crons go that name none."""
+        ...
 
     def send(self, shipments: Sequence[Shipment]) -> int:
         """Send chains that are on record as sent; what can't be sent is released. Never raises. Returns how many went out."""

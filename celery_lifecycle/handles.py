@@ -1,4 +1,4 @@
-"""What can be done with one logical object, whatever its kind: jobs, alarm, switches, storage, keep-alives."""
+"""What can be done with one logical object, whatever its kind: jobs, schedules, alarm, switches, storage, keep-alives."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from celery_lifecycle import validate
 from celery_lifecycle.deployment import Deployment, Target
 from celery_lifecycle.errors import UnknownTask
 from celery_lifecycle.holds import KeepAlive
-from celery_lifecycle.model import HOST, DeadJob, ObjectRef
-from celery_lifecycle.queue import JobQueue, send_due, when
+from celery_lifecycle.model import HOST, SCHEDULER, DeadJob, ObjectRef
+from celery_lifecycle.queue import JobQueue, Resolve, send_due, when
+from celery_lifecycle.schedules import Scheduling
 from celery_lifecycle.storage import Storage
 
 T = TypeVar("T")
 
 
-class ObjectHandle:
+class ObjectHandle(Scheduling):
     """A logical object by its kind and name. Making a handle stores nothing and asks nothing."""
 
     def __init__(self, deployment: Deployment, ref: ObjectRef) -> None:
@@ -57,6 +58,15 @@ class ObjectHandle:
                 " class, or give the full name of its task."
             )
         return self._deployment.target(fn)
+
+    # --- schedules
+
+    def _scheduling(self) -> tuple[Deployment, ObjectRef, str, Resolve]:
+        return self._deployment, self._ref, SCHEDULER, self._resolve
+
+    def _callback_of(self, task: str) -> str:
+        kind, _, method = task.rpartition(".")
+        return method if kind == self._ref.kind else task
 
     # --- the bare alarm
 

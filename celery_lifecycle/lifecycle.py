@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import tzinfo
 from functools import cached_property
 from typing import Any
 
@@ -91,6 +92,12 @@ class Lifecycle:
                         migrate(store.database)
                     self._store = store
         return self._store
+
+    @property
+    def timezone(self) -> tzinfo:
+        """The app's time zone (`app.conf.timezone`), by which crons go that name none."""
+        zone: tzinfo = self.app.timezone
+        return zone
 
     @property
     def database_id(self) -> str:

@@ -12,12 +12,13 @@ from celery_lifecycle.decorator import BoundJob, JobMethod
 from celery_lifecycle.deployment import Deployment, Target, default_deployment
 from celery_lifecycle.errors import KindConflict, LifecycleError, UnknownTask
 from celery_lifecycle.handles import ObjectHandle
-from celery_lifecycle.model import HOST, AlarmInfo, MemoryLimitContext, ObjectRef, RetryPolicy
-from celery_lifecycle.queue import JobQueue
+from celery_lifecycle.model import HOST, SCHEDULER, AlarmInfo, MemoryLimitContext, ObjectRef, RetryPolicy
+from celery_lifecycle.queue import JobQueue, Resolve
+from celery_lifecycle.schedules import Scheduling
 from celery_lifecycle.task import make_task
 
 _shared_kinds: dict[str, type[LifecycleObject]] = {}
-RESERVED_OWNERS = frozenset({HOST, "scheduler"})
+RESERVED_OWNERS = frozenset({HOST, SCHEDULER})
 
 
 def snake_case(name: str) -> str:
@@ -25,13 +26,14 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-class Capability:
+class Capability(Scheduling):
     """A reusable part of object classes, installed by assignment: `outbox = Outbox()`. It owns its jobs under its own id.
 
     Args:
         id: who owns the jobs; default the name it is assigned to. `"host"` and `"scheduler"` are taken.
 
-    On an object's instance, `self.object` is the object and `self.jobs` the capability's own jobs.
+    On an object's instance, `self.object` is the object, `self.jobs` the capability's own jobs; `self.schedule(…)` and the
+    like make and see the capability's own schedules, which are jobs of its too.
     """
 
     id: str = ""
@@ -72,6 +74,15 @@ class Capability:
         name = fn.method_name if isinstance(fn, BoundJob) else fn
         target = type(handle)._targets.get((self.id, name)) if isinstance(name, str) else None
         return target if target is not None else handle._resolve(fn)
+
+    def _scheduling(self) -> tuple[Deployment, ObjectRef, str, Resolve]:
+        handle: LifecycleObject = self.object
+        if handle is None:
+            raise LifecycleError("A capability has schedules only on an object: use it through an instance of its class.")
+        return handle._deployment, handle.ref, self.id, self._resolve
+
+    def _callback_of(self, task: str) -> str:
+        return _method_of(type(self.object), self.id, task) or str(self.object._callback_of(task))
 
     def on_start(self) -> None:
         """Called before the first job of a run, after the host's, and in each further process that gets a link of it."""
@@ -154,6 +165,14 @@ class LifecycleObject(ObjectHandle):
             )
         return self._deployment.target(fn)
 
+    def _callback_of(self, task: str) -> str:
+        return _method_of(type(self), HOST, task) or super()._callback_of(task)
+
+
+def _method_of(cls: type[LifecycleObject], owner: str, task: str) -> str | None:
+    """The name of the method that a task is made of."""
+    return next((name for (of, name), known in cls._targets.items() if of == owner and known.task == task), None)
+
 
 def shared_kinds() -> dict[str, type[LifecycleObject]]:
     """The object classes that belong to every app of this process, by kind."""
@@ -233,7 +252,8 @@ def _code(
         memory_hooks=tuple(hooks),
         hook_task=f"{cls.kind}.on_memory_limit" if hooks else None,
         on_error=holder.on_job_error if has_error_hook else None,
-        owners=frozenset({HOST, "scheduler", *cls._capabilities}),
+        owner=holder.id if isinstance(holder, Capability) else HOST,
+        owners=frozenset({HOST, SCHEDULER, *cls._capabilities}),
         limit=cls.max_memory_strikes or deployment.config.max_memory_strikes,
         memory_limit=method.options.memory_limit if method is not None else None,
         retry=(method.options.retry if method is not None else None) or RetryPolicy(),

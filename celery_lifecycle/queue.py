@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -83,7 +84,8 @@ def _flag(given: bool | None, default: bool, what: str) -> bool:
 
 def same_call_id(draft: Draft) -> str:
     """The id that stands for "this owner, this function, this payload"."""
-    text = "\0".join((draft.owner, draft.task, draft.payload_json, draft.schedule_json or ""))
+    schedule = json.dumps(draft.schedule.identity) if draft.schedule is not None else ""
+    text = "\0".join((draft.owner, draft.task, draft.payload_json, schedule))
     return "=" + hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -92,13 +94,22 @@ def store_push(deployment: Deployment, draft: Draft) -> Job:
     run = current_run.get()
     if run is not None and run.starting and draft.id is None:
         draft = replace(draft, id=same_call_id(draft), keep=True)
-    claims = draft.at_ms is None and draft.delay_ms == 0 and deployment.has_room(draft.queue)
+    claims = draft.due_at_once and deployment.has_room(draft.queue)
     pushed = deployment.store.jobs.push(draft, run.pusher if run else None, claims)
     if pushed.shipment is not None:
         deployment.send([pushed.shipment])
     if pushed.job.sealed:
         events.sealed_stays(pushed.job.object, pushed.job.id)
     return pushed.job
+
+
+def store_drafted(deployment: Deployment, draft: Draft, session: Any = None, connection: Any = None) -> Job:
+    """Store a draft: in the transaction of a session or connection if one is given, else in one of its own."""
+    if session is not None:
+        return push_in_session(deployment, session, [draft])[0]
+    if connection is not None:
+        return push_in_connection(deployment, connection, [draft])[0]
+    return store_push(deployment, draft)
 
 
 class JobQueue:
@@ -162,14 +173,7 @@ class JobQueue:
         """
         push = Push(fn, at, delay, payload, id, retry, singleflight, hung_timeout, exclusive, recovery_loop)
         draft = draft_of(self._deployment, self._ref, self._owner, self._resolve(fn), push)
-        return self._store(draft, session, connection)
-
-    def _store(self, draft: Draft, session: Any = None, connection: Any = None) -> Job:
-        if session is not None:
-            return push_in_session(self._deployment, session, [draft])[0]
-        if connection is not None:
-            return push_in_connection(self._deployment, connection, [draft])[0]
-        return store_push(self._deployment, draft)
+        return store_drafted(self._deployment, draft, session, connection)
 
     def push_many(self, pushes: Sequence[Push], *, session: Any = None, connection: Any = None) -> list[Job]:
         """Store many jobs of this object in one transaction; beat sends them. See `push` for arguments and errors."""

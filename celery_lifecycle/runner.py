@@ -241,7 +241,7 @@ class Runner:
             scheduled_for=_utc(scheduled) if scheduled is not None else None,
             is_catch_up=bool(waking and waking.is_catch_up),
             storage=RunStorage(self.deployment, code.ref),
-            jobs=JobQueue(self.deployment, code.ref, job.owner, code.resolve),
+            jobs=JobQueue(self.deployment, code.ref, code.owner, code.resolve),
             task=request,
             logger=logger,
             _deployment=self.deployment,

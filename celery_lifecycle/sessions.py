@@ -40,7 +40,7 @@ def push_in_session(deployment: Deployment, session: Session, drafts: Sequence[D
     _listen(connection)
     pending.root_commit = False
     for draft in drafts:
-        if draft.at_ms is None and draft.delay_ms == 0:
+        if draft.due_at_once:
             pending.refs[draft.ref] = None
     return jobs
 

@@ -12,7 +12,8 @@ from celery_lifecycle.model import ALARM, Job, ObjectRef, Shipment, Why
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import dead_of, job_of, object_of
 from celery_lifecycle.store.unit import Locked, lock_by_name, lock_or_make, new_token, with_job, without
-from celery_lifecycle.transitions import chain
+from celery_lifecycle.timing.spec import ScheduleSpec
+from celery_lifecycle.transitions import chain, recurrence
 from celery_lifecycle.transitions.derive import Agenda, derive
 
 
@@ -23,7 +24,10 @@ class Draft:
     Attributes:
         id: None for a new random one.
         at_ms, delay_ms: when; a delay counts from the database's time.
-        keep: an existing job of this id stays as it is (idempotent), instead of being replaced.
+        schedule: when, instead of the two.
+        keep: an existing job of this id stays as it is (idempotent), instead of being replaced; of a schedule only one
+            that is the same schedule, and it takes on the policy of this one.
+        alike: with `keep` and a schedule, the same schedule under any other id will do as well.
     """
 
     ref: ObjectRef
@@ -36,12 +40,18 @@ class Draft:
     delay_ms: int = 0
     options_json: str | None = None
     retry_json: str | None = None
-    schedule_json: str | None = None
+    schedule: ScheduleSpec | None = None
     singleflight: bool = False
     hung_timeout_ms: int | None = None
     exclusive: bool = False
     recovery_loop: bool = False
     keep: bool = False
+    alike: bool = False
+
+    @property
+    def due_at_once(self) -> bool:
+        """Whether it is due when it is stored, so that its pusher may send it."""
+        return self.at_ms is None and self.delay_ms == 0 and (self.schedule is None or self.schedule.type == "delayed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +107,16 @@ class Jobs:
             raise OwnerConflict(
                 f"Job {job_id!r} of {draft.ref} belongs to {existing.owner!r}, not to {draft.owner!r}. Choose another id."
             )
-        if existing is not None and draft.keep:
+        kept = self._kept(held, draft, existing) if draft.keep else None
+        if kept is not None:
+            renewed = recurrence.with_policy(kept, self._made(draft, kept.id, kept.version, kept, pusher, now))
+            if renewed != kept:
+                held.put_job(renewed)
+                agenda = with_job(agenda, renewed)
             derived = derive(state, agenda, now)
             if derived != state:
                 held.save(derived, agenda)
-            return Pushed(existing)
+            return Pushed(renewed)
         if state.sealed:
             sealed = self._sealed(held, draft, pusher)
             if sealed is not None:
@@ -123,16 +138,32 @@ class Jobs:
         self, draft: Draft, job_id: str, version: int, existing: Job | None, pusher: Pusher | None, now: int
     ) -> Job:
         follows = pusher is not None and pusher.ref == draft.ref and pusher.task == draft.task
+        due = now + draft.delay_ms if draft.at_ms is None else draft.at_ms
+        schedule = None
+        if draft.schedule is not None:
+            due, schedule = recurrence.planned(draft.schedule, draft.ref, job_id, now)
         return Job(
             object=draft.ref, id=job_id, version=version, line=pusher.line if follows and pusher else job_id,
             owner=draft.owner, task=draft.task, queue=draft.queue,
-            due_ms=now + draft.delay_ms if draft.at_ms is None else draft.at_ms,
-            not_before_ms=existing.not_before_ms if existing else None, payload_json=draft.payload_json,
-            options_json=draft.options_json, retry_json=draft.retry_json, schedule_json=draft.schedule_json,
+            due_ms=due, not_before_ms=existing.not_before_ms if existing else None, payload_json=draft.payload_json,
+            options_json=draft.options_json, retry_json=draft.retry_json, schedule_json=schedule,
             singleflight=draft.singleflight, hung_timeout_ms=draft.hung_timeout_ms, exclusive=draft.exclusive,
             recovery_loop=draft.recovery_loop, attempt=0, strikes=existing.strikes if existing else 0,
             suspect_on=existing.suspect_on if existing else None, unknown_since_ms=None, created_ms=now,
         )  # fmt: skip
+
+    def _kept(self, held: Locked, draft: Draft, existing: Job | None) -> Job | None:
+        """The job that an idempotent call stands for."""
+        if draft.schedule is None or held.fresh:
+            return existing
+        if existing is not None and recurrence.is_same(existing, draft.task, draft.payload_json, draft.schedule):
+            return existing
+        if not draft.alike:
+            return None
+        params = {"object": held.state.id, "owner": draft.owner, "task": draft.task}
+        others = (job_of(held.ref, row) for row in held.tx.rows(held.tx.sql.schedules_like, params))
+        same = [job for job in others if recurrence.is_same(job, draft.task, draft.payload_json, draft.schedule)]
+        return min(same, key=lambda job: (job.created_ms, job.id), default=None)
 
     def _sealed(self, held: Locked, draft: Draft, pusher: Pusher | None) -> Job | None:
         """From inside a run a sealed job stays away; a push from outside lifts its seal."""
@@ -191,6 +222,16 @@ class Jobs:
             jobs = [job_of(ref, found) for found in tx.rows(tx.sql.jobs_of, {"object": row[0]})]
             mine = [job for job in jobs if owner in (None, job.owner)]
             return sorted(mine, key=lambda job: (job.effective_ms, job.id))
+
+        return self.database.run(work)
+
+    def list_schedules_of_kind(self, kind: str, owner: str) -> Sequence[Job]:
+        """The pending schedules of an owner on all objects of a kind, in due order. Changes nothing."""
+
+        def work(tx: Tx) -> list[Job]:
+            rows = tx.rows(tx.sql.schedules_of_kind, {"kind": kind, "owner": owner})
+            jobs = [job_of(ObjectRef(kind, row[0]), row[1:]) for row in rows]
+            return sorted(jobs, key=lambda job: (job.effective_ms, job.id))
 
         return self.database.run(work)
 

@@ -206,6 +206,12 @@ class Sql:
         self.list_heartbeats = self._(f"SELECT {beats} FROM {h} WHERE kind = :kind ORDER BY {key}")
         self.heartbeats_of = self._(f"SELECT {beats} FROM {h} WHERE object_id = :object ORDER BY kind, {key}")
         self.extend_heartbeat = self._(f"UPDATE {h} SET expires_at = :expires_at WHERE kind = :kind AND {key} = :key")
+        self.update_heartbeat = self._(
+            f"UPDATE {h} SET expires_at = :expires_at, data = :data WHERE kind = :kind AND {key} = :key"
+        )
+        self.delete_expired = self._(
+            f"DELETE FROM {h} WHERE kind = :kind AND {key} = :key AND expires_at = :expires_at"
+        )
         self.delete_heartbeat = self._(f"DELETE FROM {h} WHERE kind = :kind AND {key} = :key")
         self.delete_heartbeats = self._(f"DELETE FROM {h} WHERE object_id = :object")
         self.expired_heartbeats = self._(

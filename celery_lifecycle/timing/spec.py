@@ -70,10 +70,11 @@ class ScheduleSpec:
     def identity(self) -> tuple[str, str, Millis, bool]:
         """What makes two schedules the same one for an idempotent call, beside callback, owner and payload.
 
-        Neither the misfire policy nor the jitter are part of it, nor where the schedule stands.
+        Neither the misfire policy nor the jitter are part of it, nor where the schedule stands; of a delay or a date not
+        even the time, since a call that is made at every start names another one each time.
         """
-        if self.type == "scheduled":
-            return (self.type, "", self.nominal or 0, False)
+        if not self.is_recurring:
+            return (self.type, "", 0, False)
         return (
             self.type,
             f"{self.cron or ''} {self.timezone or ''}".strip(),

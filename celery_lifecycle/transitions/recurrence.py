@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from celery_lifecycle.model import Job
-from celery_lifecycle.timing.schedule import Dropped, ScheduleSpec, next_due, on_wake
+from celery_lifecycle.model import Job, ObjectRef
+from celery_lifecycle.timing.schedule import Dropped, ScheduleSpec, first_due, next_due, on_wake
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,54 @@ def wake(job: Job, now: int) -> Waking:
         return Waking(job, False, True, met.scheduled_for, False, dropped)
     moved = replace(job, due_ms=met.due_at, schedule_json=dumped(met.spec), attempt=0)
     return Waking(moved, False, False, met.scheduled_for, False, dropped)
+
+
+def planned(spec: ScheduleSpec, ref: ObjectRef, job_id: str, now: int) -> tuple[int, str]:
+    """The due time of a schedule that is saved now, and what is stored of it."""
+    first = first_due(spec, now, key=(ref.kind, ref.name, job_id))
+    return first.due_at, dumped(first.spec)
+
+
+def is_same(job: Job, task: str, payload_json: str, wanted: ScheduleSpec) -> bool:
+    """Whether a pending job of the caller's is the schedule that an idempotent call asks for."""
+    spec = spec_of(job)
+    return (
+        spec is not None and (job.task, job.payload_json) == (task, payload_json) and spec.identity == wanted.identity
+    )
+
+
+def with_policy(job: Job, wanted: Job) -> Job:
+    """A pending schedule with the policy of an idempotent call that found it, as `wanted` has it.
+
+    It stands where it stood: the same version, the same nominal time. Any other job stays as it is.
+    """
+    spec, new = spec_of(job), spec_of(wanted)
+    if spec is None or new is None:
+        return job
+    due = job.due_ms
+    changed = replace(
+        spec, misfire=new.misfire, misfire_grace_ms=new.misfire_grace_ms, misfire_limit=new.misfire_limit,
+        jitter_ms=new.jitter_ms,
+    )  # fmt: skip
+    moves = spec.type != "interval" or spec.fixed_rate
+    if moves and new.jitter_ms != spec.jitter_ms:
+        changed = replace(changed, offset_ms=new.offset_ms)
+        due += changed.offset_ms - spec.offset_ms if due == spec_due(spec) else 0
+    if changed != spec:
+        job = replace(job, due_ms=due, schedule_json=dumped(changed))
+    return replace(
+        job, queue=wanted.queue, options_json=wanted.options_json, retry_json=wanted.retry_json,
+        singleflight=wanted.singleflight, hung_timeout_ms=wanted.hung_timeout_ms, exclusive=wanted.exclusive,
+        recovery_loop=wanted.recovery_loop,
+    )  # fmt: skip
+
+
+def occurrence(job: Job) -> Job:
+    """The one run that a recurring job stood for, for the dead jobs: replayed, it is run once for its nominal time."""
+    spec = spec_of(job)
+    if spec is None or not spec.is_recurring:
+        return job
+    return replace(job, schedule_json=dumped(ScheduleSpec("scheduled", nominal=spec.nominal)))
 
 
 def spec_due(spec: ScheduleSpec) -> int | None:
