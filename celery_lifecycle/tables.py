@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
@@ -155,9 +156,14 @@ def make_tables(prefix: str) -> Tables:
         Column("unknown_since", BigInteger),
         Column("created_at", BigInteger, nullable=False),
         PrimaryKeyConstraint("object_id", "id", name=f"{prefix}jobs_pkey"),
-        UniqueConstraint("suspect_on", name=f"{prefix}jobs_suspect_on"),
         CheckConstraint("attempt >= 0 AND strikes >= 0", name=f"{prefix}jobs_counts"),
-        Index(f"{prefix}jobs_due_idx", "object_id", "due_at"),
+        Index(
+            f"{prefix}jobs_suspect_idx",
+            "suspect_on",
+            unique=True,
+            postgresql_where=text("suspect_on IS NOT NULL"),
+            sqlite_where=text("suspect_on IS NOT NULL"),
+        ),
         **HOT,
     )
     storage = Table(

@@ -10,6 +10,7 @@ from celery_lifecycle.store.claims import Claims
 from celery_lifecycle.store.database import Database
 from celery_lifecycle.store.dead import DeadJobs
 from celery_lifecycle.store.ends import Ends
+from celery_lifecycle.store.holds import Holds
 from celery_lifecycle.store.jobs import Jobs
 from celery_lifecycle.store.objects import Objects
 from celery_lifecycle.store.runs import Runs
@@ -30,6 +31,7 @@ class Store:
         self.runs = Runs(self.database, config)
         self.ends = Ends(self.database, config)
         self.objects = Objects(self.database, config)
+        self.holds = Holds(self.database, config)
         self.dead = DeadJobs(self.database, config)
         self.workers = Workers(self.database, config)
         self.beats = Beats(self.database, config)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from celery_lifecycle.config import Config
 from celery_lifecycle.model import Brief, ObjectRef, ObjectState, Phase, Shipment
+from celery_lifecycle.store.arrays import array
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import object_of
 from celery_lifecycle.store.unit import Locked, lock_by_id, lock_by_name, new_token
@@ -142,7 +142,7 @@ class Claims:
             }
             for state in states
         ]  # fmt: skip
-        if tx.sql.dialect == "postgresql":
+        if tx.sql.takes_arrays:
             tx.run(tx.sql.update_claimed, {name: array(row[name] for row in columns) for name in columns[0]})
         else:
             tx.run_many(tx.sql.update_claimed, columns)
@@ -182,16 +182,3 @@ class Claims:
             return 0
         held.save(released, agenda)
         return 1
-
-
-def array(values: Iterable[int | str | None]) -> str:
-    """An array as PostgreSQL writes it: building it here costs a fraction of what adapting a list costs the driver."""
-    return "{" + ",".join(map(_element, values)) + "}"
-
-
-def _element(value: int | str | None) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, int):
-        return str(value)
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -9,6 +9,7 @@ from celery_lifecycle.model import DeadJob, Job, ObjectRef
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import dead_of
 from celery_lifecycle.store.unit import lock_by_name, lock_or_make, with_job
+from celery_lifecycle.transitions import recurrence
 from celery_lifecycle.transitions.derive import derive
 
 
@@ -48,7 +49,7 @@ class DeadJobs:
             job = replace(
                 old, id=old.id if existing is None else f"{old.id[:150]}-replay-{key}", version=version, line=old.id,
                 due_ms=now, not_before_ms=None, attempt=0, strikes=0, suspect_on=None, unknown_since_ms=None,
-                sealed=False, schedule_json=old.schedule_json if existing is None else None,
+                sealed=False, schedule_json=(old if existing is None else recurrence.occurrence(old)).schedule_json,
             )  # fmt: skip
             held.put_job(job)
             tx.run(tx.sql.delete_dead, {"id": key})

@@ -24,7 +24,7 @@ from celery_lifecycle.model import (
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import job_of
 from celery_lifecycle.store.unit import Locked, lock_by_id, new_token, with_job, without
-from celery_lifecycle.transitions import chain, run
+from celery_lifecycle.transitions import chain, recurrence, run
 from celery_lifecycle.transitions.derive import Agenda, derive
 from celery_lifecycle.transitions.run import Worker
 
@@ -108,9 +108,9 @@ class Ends:
         if job is not None and job.version == flight.version:
             failed = job.attempt + 1
             if end is End.REVOKED or failed >= job.retry.max_attempts:
-                held.bury(job, why, now, error=f"{why.value} in attempt {failed}", details=details)
-                held.remove_job(job.id)
-                agenda, dead = without(agenda, job.id), (job,)
+                error = f"{why.value} in attempt {failed}"
+                state, agenda = _given_up(held, state, agenda, job, why, now, error, details)
+                dead = (job,)
             else:
                 job = run.unmarked(replace(job, attempt=failed))
                 held.write_job(job)
@@ -140,27 +140,11 @@ class Ends:
         """Count the death, end the run, slow or seal the loop (design, section 7)."""
         flight = held.state.in_flight
         assert flight is not None
-        now = held.now()
-        related = self._related(held, flight)
-        struck = breaker.strike(held.state, flight, related, now, cause, self.config, spread=spread, suspect=suspect)
-        for job in struck.write:
-            held.put_job(job)
-        for job in struck.remove:
-            held.remove_job(job.id)
-        facts = {"cause": cause.value, "strikes": struck.context.strikes if struck.context else 0, **details}
-        for job in struck.seal:
-            held.bury(job, Why.SEALED, now, error=f"sealed after a {cause.value} death", details=facts)
-            held.remove_job(job.id)
-        state = chain.ended(struck.state)
-        if struck.seal:
-            state = replace(state, sealed=True)
+        struck, state = struck_by(held, flight, cause, details, self.config, spread=spread, suspect=suspect)
+        state = chain.ended(state)
         now, agenda, _ = held.agenda()
         held.save(derive(state, agenda, now), agenda)
         return Ended(held.ref, flight, cause, struck.context, struck.seal)
-
-    def _related(self, held: Locked, flight: InFlight) -> list[Job]:
-        params = {"object": held.state.id, "job": flight.job, "line": flight.line}
-        return [job_of(held.ref, row) for row in held.tx.rows(held.tx.sql.related_jobs, params)]
 
     # --- a whole worker is lost
 
@@ -185,7 +169,7 @@ class Ends:
             doubted = replace(state, doubt=True, lease_until=now + self.config.doubt_ms)
             held.save(derive(doubted, agenda, now), agenda)
             return None
-        if self._was_draining(tx, state):
+        if was_draining(tx, state.worker):
             return self._put_back(held)
         aboard = self._aboard(tx, state, queues, now)
         spread = random.uniform(1, 3)
@@ -204,10 +188,6 @@ class Ends:
             held.write_job(breaker.suspected(job))
         held.save(derive(chain.ended(held.state), agenda, now), agenda)
         return Ended(held.ref, flight, put_back=True)
-
-    def _was_draining(self, tx: Tx, state: ObjectState) -> bool:
-        row = tx.row(tx.sql.get_heartbeat, {"kind": "worker", "key": state.worker})
-        return row is not None and bool(json.loads(row[5]).get("draining"))
 
     def _aboard(self, tx: Tx, state: ObjectState, queues: list[str], now: int) -> dict[str, Any]:
         """Who was aboard a lost worker: written once per instance, by the first rescue; later ones read it."""
@@ -266,8 +246,12 @@ class Ends:
         if job is not None:
             since = job.unknown_since_ms if job.unknown_since_ms is not None else now
             grace = round(self.config.unknown_task_grace * 1000)
-            if why not in (Why.UNKNOWN_TASK, Why.UNKNOWN_OWNER) or now - since >= grace:
-                held.bury(job, why, now, error=f"{why.value}: {job.task}")
+            error = f"{why.value}: {job.task}"
+            if why not in (Why.UNKNOWN_TASK, Why.UNKNOWN_OWNER):
+                state, agenda = _given_up(held, state, agenda, job, why, now, error)
+                dead = job
+            elif now - since >= grace:
+                held.bury(job, why, now, error=error)
                 held.remove_job(job_id)
                 agenda, dead = without(agenda, job_id), job
             else:
@@ -301,3 +285,51 @@ class Ends:
             return self._strike(held, cause, details)
 
         return self.database.run(work)
+
+
+def struck_by(
+    held: Locked, flight: InFlight, cause: Cause, details: dict[str, Any], config: Config, *,
+    spread: float = 1.0, suspect: bool = False,
+) -> tuple[breaker.Strike, ObjectState]:  # fmt: skip
+    """Count a death, slow or seal its loop: the jobs are written, the object's new state is left to be saved."""
+    now = held.now()
+    params = {"object": held.state.id, "job": flight.job, "line": flight.line}
+    related = [job_of(held.ref, row) for row in held.tx.rows(held.tx.sql.related_jobs, params)]
+    struck = breaker.strike(held.state, flight, related, now, cause, config, spread=spread, suspect=suspect)
+    for job in struck.write:
+        held.put_job(job)
+    for job in struck.remove:
+        held.remove_job(job.id)
+    facts = {"cause": cause.value, "strikes": struck.context.strikes if struck.context else 0, **details}
+    for job in struck.seal:
+        held.bury(job, Why.SEALED, now, error=f"sealed after a {cause.value} death", details=facts)
+        held.remove_job(job.id)
+    return struck, replace(struck.state, sealed=True) if struck.seal else struck.state
+
+
+def was_draining(tx: Tx, worker: str | None) -> bool:
+    """Whether a worker instance was on its way out (SIGTERM) when it was last heard of."""
+    row = tx.row(tx.sql.get_heartbeat, {"kind": "worker", "key": worker})
+    return row is not None and bool(json.loads(row[5]).get("draining"))
+
+
+def _given_up(
+    held: Locked, state: ObjectState, agenda: Agenda, job: Job, why: Why, now: int, error: str,
+    details: dict[str, Any] | None = None,
+) -> tuple[ObjectState, Agenda]:  # fmt: skip
+    """A job that is not tried again becomes a dead job; of a recurring one this run only: the schedule goes on."""
+    after = recurrence.following(job, now)
+    if after is None:
+        held.bury(job, why, now, error=error, details=details)
+        held.remove_job(job.id)
+        return state, without(agenda, job.id)
+    held.bury(recurrence.occurrence(job), why, now, error=error, details=details)
+    if after.dropped:
+        held.record_misfire(job, now, after.dropped)
+    state = replace(state, versions=state.versions + 1)
+    job = replace(
+        run.unmarked(job), version=state.versions, due_ms=after.due, schedule_json=after.schedule_json, attempt=0,
+        unknown_since_ms=None,
+    )  # fmt: skip
+    held.write_job(job)
+    return state, with_job(agenda, job)

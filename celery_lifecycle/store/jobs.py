@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import ObjectDisabled, OwnerConflict
 from celery_lifecycle.model import ALARM, Job, ObjectRef, Shipment, Why
+from celery_lifecycle.store import bulk
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import dead_of, job_of, object_of
 from celery_lifecycle.store.unit import Locked, lock_by_name, lock_or_make, new_token, with_job, without
@@ -193,11 +194,26 @@ class Jobs:
 
     def push_many_in(self, tx: Tx, drafts: Sequence[Draft]) -> list[Job]:
         """`push_many` as part of a transaction that is under way."""
+        pushed = self._push_new(tx, drafts) if tx.sql.takes_arrays else {}
         order = sorted(range(len(drafts)), key=lambda index: (drafts[index].ref.kind, drafts[index].ref.name))
-        pushed: dict[int, Job] = {}
         for index in order:
-            pushed[index] = self.push_in(tx, drafts[index]).job
+            if index not in pushed:
+                pushed[index] = self.push_in(tx, drafts[index]).job
         return [pushed[index] for index in range(len(drafts))]
+
+    def _push_new(self, tx: Tx, drafts: Sequence[Draft]) -> dict[int, Job]:
+        """Store the drafts whose objects do not exist yet; the jobs by the drafts' positions."""
+        now = tx.now()
+        jobs: dict[ObjectRef, list[Job]] = {}
+        places: dict[ObjectRef, list[int]] = {}
+        for place, draft in enumerate(drafts):
+            of_object = jobs.setdefault(draft.ref, [])
+            of_object.append(self._made(draft, draft.id or uuid.uuid4().hex, len(of_object) + 1, None, None, now))
+            places.setdefault(draft.ref, []).append(place)
+        # Jobs of one id replace each other, in order: that is for the way that looks at what there is.
+        plain = {ref: made for ref, made in jobs.items() if len({job.id for job in made}) == len(made)}
+        new = bulk.push_new(tx, plain, now)
+        return {place: job for ref in new for place, job in zip(places[ref], jobs[ref], strict=True)}
 
     def get(self, ref: ObjectRef, job_id: str, owner: str | None) -> Job | None:
         """One pending job, if it exists and belongs to `owner` (None: whoever). Changes nothing."""

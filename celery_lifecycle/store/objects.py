@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from celery_lifecycle.breaker import protocol_job
 from celery_lifecycle.config import Config
-from celery_lifecycle.model import ALARM, ALIVE, SEALED, Job, ObjectRef, ObjectState
+from celery_lifecycle.model import ALARM, SEALED, Job, ObjectRef, ObjectState, Why
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import job_of, object_of
-from celery_lifecycle.store.unit import lock_by_name, lock_or_make, with_job
+from celery_lifecycle.store.unit import Locked, lock_by_name, lock_or_make, with_job
+from celery_lifecycle.transitions import recurrence
 from celery_lifecycle.transitions.derive import Agenda, derive
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """A keep-alive or a tracked task of an object."""
-
-    kind: str
-    key: str
-    job: str | None
-    expires_ms: int
-    data: dict[str, Any]
 
 
 class Objects:
@@ -85,12 +74,31 @@ class Objects:
                 if state.sealed:
                     tx.run(tx.sql.lift_all_dead, {"kind": ref.kind, "name": ref.name})
                 state = replace(state, lines=None, not_before=None, not_before_count=0, sealed=False)
-            state = replace(state, paused=None)
+            state = self._without_missed(held, replace(state, paused=None))
             now, agenda, _ = held.agenda()
             held.save(derive(state, agenda, now), agenda)
             return True
 
         return self.database.run(work)
+
+    def _without_missed(self, held: Locked, state: ObjectState) -> ObjectState:
+        """Move on schedules whose missed times are not to be run, so that the object does not wake for nothing."""
+        now = held.now()
+        params = {"object": state.id, "now": now}
+        for row in held.tx.rows(held.tx.sql.overdue_schedules, params):
+            job = job_of(held.ref, row)
+            waking = recurrence.wake(job, now)
+            if waking.runs or (state.in_flight is not None and state.in_flight.job == job.id):
+                continue
+            if waking.over:
+                held.bury(job, Why.MISFIRED, now, details=waking.dropped)
+                held.remove_job(job.id)
+                continue
+            if waking.dropped:
+                held.record_misfire(job, now, waking.dropped)
+            state = replace(state, versions=state.versions + 1)
+            held.write_job(replace(waking.job, version=state.versions))
+        return state
 
     def disable(self, ref: ObjectRef) -> None:
         """Disable alarms for good: nothing wakes the object any more, and a push raises."""
@@ -176,72 +184,3 @@ class Objects:
             held.save(derive(replace(held.state, stored=stored), agenda, now), agenda)
 
         self.database.run(work)
-
-    # --- keep-alives and tracked work
-
-    def hold(self, ref: ObjectRef, kind: str, key: str, job: str | None, data: dict[str, Any], lasts_ms: int) -> None:
-        """Keep the object: a holder ("alive") or tracked work of a job ("track") that must renew its row."""
-
-        def work(tx: Tx) -> None:
-            held = lock_or_make(tx, ref, self.config.chain_length)
-            now, agenda, _ = held.agenda()
-            existing = tx.row(tx.sql.get_heartbeat, {"kind": kind, "key": key})
-            params = {
-                "kind": kind,
-                "key": key,
-                "object": held.state.id,
-                "job": job,
-                "expires_at": now + lasts_ms,
-            }
-            tx.run(
-                tx.sql.put_heartbeat,
-                {**params, "data": json.dumps({"kind": ref.kind, "name": ref.name, **data})},
-            )
-            holds = held.state.holds + (existing is None)
-            held.save(derive(replace(held.state, holds=holds), agenda, now), agenda)
-
-        self.database.run(work)
-
-    def extend(self, kind: str, key: str, lasts_ms: int) -> bool:
-        """Renew a hold. False: it is gone."""
-
-        def work(tx: Tx) -> bool:
-            return tx.run(tx.sql.extend_heartbeat, {"kind": kind, "key": key, "expires_at": tx.now() + lasts_ms}) > 0
-
-        return self.database.run(work)
-
-    def let_go(self, ref: ObjectRef, kind: str, key: str, wake: tuple[str, str] | None = None) -> bool:
-        """Give a hold back, once. `wake` (task, queue): its holder died, so `#alive` is pushed, due now."""
-
-        def work(tx: Tx) -> bool:
-            held = lock_by_name(tx, ref, self.config.chain_length)
-            if tx.run(tx.sql.delete_heartbeat, {"kind": kind, "key": key}) == 0 or held is None:
-                return False
-            now, agenda, _ = held.agenda()
-            state = replace(held.state, holds=max(held.state.holds - 1, 0))
-            if wake is not None and not state.disabled:
-                version = state.versions + 1
-                job = protocol_job(state, ALIVE, version, wake[0], wake[1], "null", now)
-                held.put_job(job)
-                state, agenda = replace(state, versions=version), with_job(agenda, job)
-            held.save(derive(state, agenda, now), agenda)
-            return True
-
-        return self.database.run(work)
-
-    def holds_of(self, ref: ObjectRef) -> list[Hold]:
-        def work(tx: Tx) -> list[Hold]:
-            row = tx.row(tx.sql.find_named, {"kind": ref.kind, "name": ref.name})
-            if row is None:
-                return []
-            rows = tx.rows(tx.sql.heartbeats_of, {"object": row[0]})
-            return [Hold(kind, key, job, expires, json.loads(data)) for kind, key, _, job, expires, data in rows]
-
-        return self.database.run(work)
-
-    def expired_holds(self, kind: str, limit: int = 100) -> list[Hold]:
-        def work(tx: Tx) -> list[Hold]:
-            rows = tx.rows(tx.sql.expired_heartbeats, {"kind": kind, "now": tx.now(), "limit": limit})
-            return [Hold(kind, key, job, expires, json.loads(data)) for _, key, _, job, expires, data in rows]
-
-        return self.database.run(work)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_lifecycle.breaker import protocol_job
@@ -67,6 +67,7 @@ class Finished:
     due_ms: int | None = None
     shipment: Shipment | None = None
     skipped: int = 0
+    dropped: dict[str, Any] = field(default_factory=dict)
 
 
 class Runs:
@@ -117,7 +118,7 @@ class Runs:
         assert state.token is not None
         if job is not None and job.version != state.in_flight.version:
             job = None
-        waking = recurrence.Waking(job, scheduled_for=job.due_ms) if job is not None else None
+        waking = recurrence.wake(job, now, begun=True) if job is not None else None
         alarm = link.job == ALARM
         return Begun(state=state, job=job, alarm=alarm, now=now, token=state.token, opened=True, waking=waking)
 
@@ -162,15 +163,14 @@ class Runs:
             return self._pass(held, state, link, opened, dead=job, why=Why.EXPIRED)
         waking = recurrence.wake(job, now)
         if not waking.runs:
-            held.bury(job, Why.MISFIRED, now, details=waking.dropped)
             if waking.over:
+                held.bury(job, Why.MISFIRED, now, details=waking.dropped)
                 held.remove_job(job.id)
-            else:
-                state = replace(state, versions=state.versions + 1)
-                held.write_job(replace(waking.job, version=state.versions))
-            return self._pass(held, state, link, opened, dead=job, why=Why.MISFIRED)
+                return self._pass(held, state, link, opened, dead=job, why=Why.MISFIRED)
+            state = self._moved_on(held, state, job, waking, now)
+            return self._pass(held, state, link, opened, waking=waking)
         if waking.dropped:
-            held.bury(job, Why.MISFIRED, now, details=waking.dropped)
+            held.record_misfire(job, now, waking.dropped)
         if waking.job != job:
             job = waking.job
             held.write_job(job)
@@ -188,6 +188,16 @@ class Runs:
         state = run.started(state, flight, worker, now, self.config)
         held.save(replace(state, queue=state.queue or job.queue), None)
         return replace(opened, state=state, job=job, now=now, waking=waking)
+
+    def _moved_on(
+        self, held: Locked, state: ObjectState, job: Job, waking: recurrence.Waking, now: int
+    ) -> ObjectState:  # fmt: skip
+        """A schedule whose occurrence is dropped goes on with its next one."""
+        if waking.dropped:
+            held.record_misfire(job, now, waking.dropped)
+        state = replace(state, versions=state.versions + 1)
+        held.write_job(replace(waking.job, version=state.versions))
+        return state
 
     def _begin_alarm(
         self, held: Locked, link: Link, calling: Calling, worker: Worker, now: int, agenda: Agenda, job: Job | None
@@ -272,20 +282,22 @@ class Runs:
             now, job = held.job(flight.job)
         if verdict.clean and verdict.action is Action.RESCHEDULE and held.state.holds:
             verdict = replace(verdict, clean=not self._has_tracked_work(tx, held.state.id, flight.job))
-        skipped = 0
+        skipped, dropped = 0, {}
         if job is not None and job.schedule_json and verdict.action in (Action.COMPLETE, Action.DEAD):
             following = recurrence.following(job, now, verdict.started_ms)
             if following is not None:
                 verdict = replace(verdict, next=(following.due, following.schedule_json))
                 skipped = following.passed_intervals
                 if following.dropped and job.version == flight.version:
-                    held.bury(job, Why.MISFIRED, now, details=following.dropped)
+                    dropped = following.dropped
+                    held.record_misfire(job, now, dropped)
         done = run.finish(held.state, job, verdict, now, self.config)
         state = self._stored(held, done.state, storage)
         if flight.alive is not None and agenda is not None:
             agenda = self._answered(held, agenda, flight.alive)
         if done.dead is not None:
-            held.bury(done.dead, verdict.why or Why.FAILED, now, verdict.error, verdict.traceback)
+            dead = done.dead if verdict.next is None else recurrence.occurrence(done.dead)
+            held.bury(dead, verdict.why or Why.FAILED, now, verdict.error, verdict.traceback)
         closing: chain.Claim | None = None
         if link.last:
             assert agenda is not None
@@ -310,6 +322,7 @@ class Runs:
             due_ms=done.write.due_ms if done.write and not done.discarded else None,
             shipment=closing.shipment if closing else None,
             skipped=skipped,
+            dropped=dropped,
         )
 
     def _has_tracked_work(self, tx: Tx, object_id: int, job_id: str) -> bool:

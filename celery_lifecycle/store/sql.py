@@ -18,6 +18,21 @@ JOB_COLUMNS: Final = (
     "unknown_since", "created_at",
 )  # fmt: skip
 
+# What is not null or 0 in a new row, with the type of its array.
+NEW_OBJECT_COLUMNS: Final = {
+    "kind": "varchar",
+    "name": "varchar",
+    "queue": "varchar",
+    "wake_at": "bigint",
+    "versions": "bigint",
+}
+NEW_JOB_COLUMNS: Final = {
+    "object_id": "bigint", "id": "varchar", "version": "bigint", "line": "varchar", "owner": "varchar",
+    "task": "varchar", "queue": "varchar", "due_at": "bigint", "payload": "text", "options": "text", "retry": "text",
+    "schedule": "text", "singleflight": "smallint", "hung_timeout": "bigint", "exclusive": "smallint",
+    "recovery_loop": "smallint", "created_at": "bigint",
+}  # fmt: skip
+
 _EFFECTIVE = "CASE WHEN not_before > due_at THEN not_before ELSE due_at END"
 
 _NOW = {
@@ -38,7 +53,7 @@ class Sql:
     def __init__(self, prefix: str, dialect: str) -> None:
         self.dialect = "mysql" if dialect == "mariadb" else dialect
         self.prefix = prefix
-        self.combines_writes = self.dialect == "postgresql"
+        self.combines_writes = self.takes_arrays = self.dialect == "postgresql"
         self.returns_rows = self.dialect != "mysql"
         lock = "" if self.dialect == "sqlite" else " FOR UPDATE"
         skip = "" if self.dialect == "sqlite" else " FOR UPDATE SKIP LOCKED"
@@ -71,6 +86,7 @@ class Sql:
             if self.dialect == "mysql"
             else f"{inserted} ON CONFLICT (kind, name) DO NOTHING RETURNING id, {now}"
         )
+        self.insert_objects = self._(self._insert_objects(o))
         written = [name for name in (*OBJECT_COLUMNS, *SHADOW_COLUMNS) if name not in ("id", "kind", "name")]
         self.update_object = self._(
             f"UPDATE {o} SET {', '.join(f'{name} = :{name}' for name in written)} WHERE id = :id"
@@ -141,6 +157,7 @@ class Sql:
             f"SELECT {job_columns} FROM {j} WHERE object_id = :object AND schedule IS NOT NULL AND due_at <= :now"
         )
         self.put_job = self._(self._put_job(j))
+        self.insert_jobs = self._(self._insert_jobs(j))
         self.update_job = self._(
             f"UPDATE {j} SET version = :j_version, due_at = :j_due_at, not_before = :j_not_before,"
             " schedule = :j_schedule, attempt = :j_attempt, strikes = :j_strikes, suspect_on = :j_suspect_on,"
@@ -180,6 +197,11 @@ class Sql:
         self.sealed_dead = self._(
             f"SELECT {dead} FROM {d} WHERE kind = :kind AND name = :name AND reason = 'sealed' ORDER BY id"
         )
+        self.misfire_of = self._(
+            f"SELECT id, details FROM {d} WHERE kind = :kind AND name = :name AND job_id = :job"
+            " AND reason = 'misfired' ORDER BY id DESC LIMIT 1"
+        )
+        self.update_misfire = self._(f"UPDATE {d} SET details = :details, died_at = :died_at WHERE id = :id")
         self.delete_dead = self._(f"DELETE FROM {d} WHERE id = :id")
         self.lift_dead = self._(f"UPDATE {d} SET reason = 'lifted' WHERE id = :id")
         self.lift_all_dead = self._(
@@ -372,6 +394,23 @@ class Sql:
             f" FROM {jobs} WHERE {where}) AS a"
             " ON a.nth <= :length OR (a.exclusive = 1 AND a.nth_of_kind <= :length)"
             " OR (a.id >= '#' AND a.id < '$')"
+        )
+
+    def _insert_objects(self, objects: str) -> str:
+        """New objects, many at once (PostgreSQL); those that exist are not among the rows that come back."""
+        arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in NEW_OBJECT_COLUMNS.items())
+        names = ", ".join(NEW_OBJECT_COLUMNS)
+        return (
+            f"INSERT INTO {objects} ({names}, phase, sent_count, queue_wait, doubt, step, disabled, not_before_count,"
+            f" holds, stored, sealed) SELECT {names}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0"
+            f" FROM unnest({arrays}) AS new({names}) ON CONFLICT (kind, name) DO NOTHING RETURNING id, kind, name"
+        )
+
+    def _insert_jobs(self, jobs: str) -> str:
+        arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in NEW_JOB_COLUMNS.items())
+        names = ", ".join(NEW_JOB_COLUMNS)
+        return (
+            f"INSERT INTO {jobs} ({names}, attempt, strikes) SELECT {names}, 0, 0 FROM unnest({arrays}) AS new({names})"
         )
 
     def _put_job(self, jobs: str) -> str:

@@ -20,6 +20,7 @@ from celery_lifecycle.store.rows import (
     object_of,
     object_params,
 )
+from celery_lifecycle.transitions import recurrence
 from celery_lifecycle.transitions.derive import Agenda, is_forgettable
 
 
@@ -126,6 +127,17 @@ class Locked:
                 "died_at": now,
             },
         )
+
+    def record_misfire(self, job: Job, now: int, dropped: dict[str, Any]) -> None:
+        """Keep what the misfire rule of a pending schedule drops: one dead job per schedule, which counts up."""
+        params = {"kind": self.state.kind, "name": self.state.name, "job": job.id}
+        row = self.tx.row(self.tx.sql.misfire_of, params)
+        if row is None:
+            self.bury(recurrence.occurrence(job), Why.MISFIRED, now, details=dropped)
+            return
+        details = recurrence.dropped_so_far(json.loads(row[1]), dropped)
+        told = json.dumps(details, ensure_ascii=False)
+        self.tx.run(self.tx.sql.update_misfire, {"id": row[0], "details": told, "died_at": now})
 
 
 def agenda_of(tx: Tx, rows: Sequence[Row]) -> tuple[int, Agenda]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_lifecycle.model import DeadJob, Job, ObjectRef, ObjectState, Phase
 from celery_lifecycle.store.database import Database, Tx
-from celery_lifecycle.store.objects import Hold
+from celery_lifecycle.store.holds import Hold
 from celery_lifecycle.store.rows import dead_of, job_of, object_of
 
 COUNTED_TO = 10_000

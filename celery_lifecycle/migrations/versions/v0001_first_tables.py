@@ -15,6 +15,7 @@ from sqlalchemy import (
     SmallInteger,
     Text,
     UniqueConstraint,
+    text,
 )
 
 from celery_lifecycle.tables import BIG_ID, LONG_TEXT, ByteText
@@ -112,9 +113,14 @@ def upgrade() -> None:
         Column("unknown_since", BigInteger),
         Column("created_at", BigInteger, nullable=False),
         PrimaryKeyConstraint("object_id", "id", name=f"{prefix}jobs_pkey"),
-        UniqueConstraint("suspect_on", name=f"{prefix}jobs_suspect_on"),
         CheckConstraint("attempt >= 0 AND strikes >= 0", name=f"{prefix}jobs_counts"),
-        Index(f"{prefix}jobs_due_idx", "object_id", "due_at"),
+        Index(
+            f"{prefix}jobs_suspect_idx",
+            "suspect_on",
+            unique=True,
+            postgresql_where=text("suspect_on IS NOT NULL"),
+            sqlite_where=text("suspect_on IS NOT NULL"),
+        ),
         **HOT,
     )
     op.create_table(
