@@ -1,0 +1,41 @@
+"""Commands that find out what is wrong: health, doctor; and flower."""
+
+from __future__ import annotations
+
+import click
+
+from celery_lifecycle.cli import text
+from celery_lifecycle.cli.base import Command, deployment, duration, json_option
+from celery_lifecycle.health import MAX_LATENESS, measure
+
+
+@click.command(cls=Command)
+@click.option(
+    "--max-tick-age",
+    metavar="DURATION",
+    type=duration,
+    help="Fail if no beat ticked for longer. Default: 5 s, or two poll intervals.",
+)
+@click.option("--max-lateness", metavar="DURATION", type=duration, default=MAX_LATENESS, show_default=True,
+              help="Fail if an alarm is overdue for longer.")  # fmt: skip
+@click.option("--ticks-only", is_flag=True, help="Look at beat's ticks only: for a liveness probe of beat.")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing; the exit code tells.")
+@json_option
+@click.pass_context
+def health(
+    ctx: click.Context, max_tick_age: float | None, max_lateness: float, ticks_only: bool, quiet: bool, json_: bool
+) -> None:
+    """Prove that the deployment dispatches: exit code 0 if a beat ticks and nothing is overdue, else 1.
+
+    It never waits for longer than a few seconds, whatever is locked or gone.
+    """
+    found = measure(deployment(ctx).config, max_tick_age, None if ticks_only else max_lateness)
+    if json_:
+        text.as_json(found.to_json())
+    elif not quiet:
+        for problem in found.problems:
+            click.secho(f"UNHEALTHY: {problem}", fg="red")
+        if found.healthy:
+            click.secho("healthy", fg="green")
+        text.pairs(found.lines())
+    ctx.exit(0 if found.healthy else 1)

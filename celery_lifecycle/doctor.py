@@ -1,0 +1,1 @@
+"""Checks a deployment without starting anything."""

@@ -1,0 +1,1 @@
+"""Flower with a Lifecycle page."""
