@@ -12,10 +12,10 @@ from typing import Any
 from celery.beat import ScheduleEntry, Scheduler
 from kombu.exceptions import KombuError
 
-from celery_lifecycle import events
+from celery_lifecycle import events, holds
 from celery_lifecycle.errors import LifecycleError
 from celery_lifecycle.lifecycle import Lifecycle, lifecycle_of
-from celery_lifecycle.model import ObjectRef, Phase
+from celery_lifecycle.model import Phase
 from celery_lifecycle.store.beats import EntryRun
 from celery_lifecycle.store.claims import Heads
 from celery_lifecycle.timing.instants import from_millis, to_millis
@@ -47,6 +47,7 @@ class LifecycleScheduler(Scheduler):
         self._sent: dict[str, tuple[float, int]] = {}
         self._told = 0.0
         self._looked = 0.0
+        self._doubts: dict[tuple[str, str], int] = {}
         self._kept_house = 0.0
         self._entry_runs: dict[str, EntryRun] = {}
         self._producer_of_entries: Any = None
@@ -229,11 +230,7 @@ class LifecycleScheduler(Scheduler):
         store, now = self._lifecycle.store, time.monotonic()
         if now - self._looked > min(LOOK_AT_HOLDS_EVERY, self._lifecycle.config.keep_alive / 3):
             self._looked = now
-            for hold in store.objects.expired_holds("alive"):
-                ref = ObjectRef(hold.data["kind"], hold.data["name"])
-                task = f"{ref.kind}.on_alarm"
-                if store.objects.let_go(ref, "alive", hold.key, (task, self._lifecycle.queue_of(task, None))):
-                    events.holder_died(ref, "keep-alive", hold.key)
+            holds.look(self._lifecycle, self._doubts)
         if now - self._kept_house > HOUSEKEEPING_EVERY:
             self._kept_house = now
             store.beats.forget_old()

@@ -81,6 +81,7 @@ class CurrentRun:
     pusher: Pusher
     starting: bool = False
     attempt: int = 1
+    worker: str | None = None
 
 
 current_run: ContextVar[CurrentRun | None] = ContextVar("lifecycle_current_run", default=None)

@@ -20,6 +20,7 @@ from celery_lifecycle.deployment import Target
 from celery_lifecycle.dispatch import Sender, make_route
 from celery_lifecycle.errors import LifecycleError, UnknownTask
 from celery_lifecycle.handles import ObjectHandle
+from celery_lifecycle.life import this_worker
 from celery_lifecycle.migrations.schema import migrate, verify
 from celery_lifecycle.model import ObjectRef, Shipment
 from celery_lifecycle.objects import LifecycleObject, shared_kinds
@@ -117,7 +118,7 @@ class Lifecycle:
         """What runs links in this process."""
         if self._runner is None or self._runner_pid != os.getpid():
             self._runner_pid = os.getpid()
-            self._runner = Runner(self, worker.this_worker(), classify)
+            self._runner = Runner(self, this_worker(), classify)
         return self._runner
 
     @cached_property

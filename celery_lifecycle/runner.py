@@ -82,6 +82,7 @@ class Runner:
     deployment: Deployment
     worker: Worker
     classify: Classify
+    sleep: Callable[[float], None] = lambda seconds: time.sleep(seconds)
     _started: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def run(self, link: Link, code: Code, request: Any = None) -> Report:
@@ -186,7 +187,7 @@ class Runner:
     def _inside(self, begun: Begun, code: Code, starting: bool = False) -> Iterator[None]:
         job = begun.job
         pusher = Pusher(code.ref, job.id if job else ALARM, job.task if job else code.task, job.line if job else ALARM)
-        set_to = current_run.set(CurrentRun(self.deployment, pusher, starting))
+        set_to = current_run.set(CurrentRun(self.deployment, pusher, starting, worker=self.worker.instance))
         try:
             yield
         finally:
@@ -214,7 +215,7 @@ class Runner:
                     return self._fenced(code.ref, job.id)
             assert error is not None
             events.retrying(code.ref, job.id, attempt, verdict.delay_ms / 1000, error)
-            time.sleep(verdict.delay_ms / 1000)
+            self.sleep(verdict.delay_ms / 1000)
 
     def _attempted(self, link: Link, token: str, job: Job, failed: int) -> bool:
         runs = self.deployment.store.runs
@@ -250,7 +251,8 @@ class Runner:
     def _call(self, code: Code, ctx: JobContext) -> tuple[Any, BaseException | None]:
         """The body. Its value or its error; a `MemoryError` leaves with its frames still held."""
         pusher = Pusher(code.ref, ctx.job.id, ctx.job.task, ctx.job.line)
-        set_to = current_run.set(CurrentRun(self.deployment, pusher, attempt=ctx.attempt))
+        run = CurrentRun(self.deployment, pusher, attempt=ctx.attempt, worker=self.worker.instance)
+        set_to = current_run.set(run)
         try:
             with memory.limited(code.memory_limit):
                 return code.call(ctx), None

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 import time
-import uuid
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import Celery, bootsteps, signals
-from celery.exceptions import Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import Retry, Terminated, WorkerLostError
 from celery.worker import state as worker_state
 from celery.worker.control import Panel
 from celery.worker.request import Request
 
-from celery_lifecycle import events
+from celery_lifecycle import events, tracked
 from celery_lifecycle.errors import LifecycleError
+from celery_lifecycle.life import begin_life, this_life, what_ended
 from celery_lifecycle.link import HEADER, link_of
-from celery_lifecycle.model import Cause, Link, ObjectRef, Why
-from celery_lifecycle.oom import OomCounter
+from celery_lifecycle.model import Link, ObjectRef, Why
 from celery_lifecycle.runner import told_of
 from celery_lifecycle.store.ends import End, Ended
 from celery_lifecycle.store.workers import Running
@@ -29,29 +27,7 @@ from celery_lifecycle.task import LifecycleTask
 from celery_lifecycle.transitions.run import Worker
 
 MAINTAIN_EVERY = 0.25
-
-
-class _Life:
-    """One life of one worker: made in the parent at its start, inherited by its children."""
-
-    def __init__(self) -> None:
-        self.instance = uuid.uuid4().hex
-        self.draining = False
-        self.counter = OomCounter()
-
-
-_life = _Life()
-
-
-def begin_life() -> None:
-    """A new worker instance begins in this process."""
-    global _life
-    _life = _Life()
-
-
-def this_worker() -> Worker:
-    """Who runs links in this process."""
-    return Worker(_life.instance, os.getpid())
+WAIT_FOR_RESULT = 1.0
 
 
 def install(app: Celery) -> None:
@@ -84,7 +60,7 @@ class LifecycleRequest(Request):
         end, cause = what_ended(error)
         if end is None:
             return exc_info
-        who = Worker(_life.instance, self.worker_pid or os.getpid())
+        who = Worker(this_life().instance, self.worker_pid or os.getpid())
         details = {"told": str(error), "worker": str(self.hostname), "pid": who.pid}
         ended = self.app.lifecycle.store.ends.end(link, who, end, cause, details)
         if ended is None:
@@ -109,24 +85,6 @@ def _shown(error: Exception) -> ExceptionInfo:
         return info
 
 
-def what_ended(error: BaseException) -> tuple[End | None, Cause | None]:
-    """What an error that the parent sees says about the process; (None, None): the child itself has ended its link."""
-    leaving = _life.draining or worker_state.should_terminate is not None or worker_state.should_stop is not None
-    if isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt)):
-        return (End.PUT_BACK, None) if leaving else (End.DIED, _cause(str(error)))
-    if isinstance(error, TimeLimitExceeded):
-        return End.TIMED_OUT, None
-    if isinstance(error, Terminated):
-        return (End.PUT_BACK if leaving else End.REVOKED), None
-    return None, None
-
-
-def _cause(told: str) -> Cause:
-    if re.search(r"signal 9\b", told) is None:
-        return Cause.CRASH
-    return Cause.OOM if _life.counter.has_moved() else Cause.SUSPECTED
-
-
 def tell(ended: Ended) -> None:
     """Say what became of a run that did not end well."""
     for job in ended.dead:
@@ -142,17 +100,30 @@ def tell(ended: Ended) -> None:
 
 
 class MaintainStep(bootsteps.StartStopStep):
-    """Notice a child's death within a quarter of a second; Celery itself may take five."""
+    """Notice a child's death within a quarter of a second, without an event loop within two; Celery takes five or ten."""
 
     requires = ("celery.worker.components:Pool", "celery.worker.components:Hub")
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
 
+    def start(self, parent: Any) -> None:
+        pool = getattr(parent.pool, "_pool", None)
+        if parent.use_eventloop or not _is_prefork(parent) or pool is None:
+            return
+        pool.lost_worker_timeout = min(pool.lost_worker_timeout, WAIT_FOR_RESULT)
+        pool.on_job_process_lost = _lost_once
+
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         maintain = getattr(parent.pool, "maintain_pool", None)
         if maintain is not None:
             hub.call_repeatedly(MAINTAIN_EVERY, maintain)
+
+
+def _lost_once(job: Any, pid: int, exitcode: int) -> None:
+    """The loss of a pool process, in a pool of threads: the first news of it has the exit code, later ones only delay it."""
+    if not job._worker_lost:
+        job._worker_lost = (time.monotonic(), exitcode)
 
 
 class RenewStep(bootsteps.StartStopStep):
@@ -195,7 +166,8 @@ class Renewer(threading.Thread):
 
     def run(self) -> None:
         every = self.app.lifecycle.config.renew_every
-        while not self.stopping:
+        # A warm shutdown stops this step before the pool, whose last jobs may take longer than a lease.
+        while not self.stopping or running_links():
             done = self._round()
             self.wake.wait(every if done else every / 5)
             self.wake.clear()
@@ -207,6 +179,7 @@ class Renewer(threading.Thread):
     def _round(self) -> bool:
         try:
             self.renew()
+            tracked.renew(self.app)
             self._beat()
             self._look_for_hung()
         except LifecycleError as error:
@@ -228,18 +201,23 @@ class Renewer(threading.Thread):
             Running(header["object"], request.id, request.worker_pid or os.getpid())
             for request, header in running_links()
         ]
-        return self.app.lifecycle.store.workers.renew(_life.instance, running)
+        return self.app.lifecycle.store.workers.renew(this_life().instance, running)
 
     def _beat(self) -> None:
         lifecycle = self.app.lifecycle
-        data = {"hostname": self.hostname, "pid": os.getpid(), "draining": _life.draining, **lifecycle.whereabouts}
-        lifecycle.store.workers.beat(_life.instance, data)
+        data = {
+            "hostname": self.hostname,
+            "pid": os.getpid(),
+            "draining": this_life().draining,
+            **lifecycle.whereabouts,
+        }
+        lifecycle.store.workers.beat(this_life().instance, data)
 
     def _look_for_hung(self) -> None:
         default = self.app.lifecycle.config.hung_timeout
         for request, header in running_links():
             limit = header["hung"] / 1000 if "hung" in header else default
-            seconds = time.monotonic() - request.time_start
+            seconds = time.time() - request.time_start
             if seconds < limit or request.id in self._slow:
                 continue
             self._slow.add(request.id)
@@ -252,7 +230,7 @@ class Renewer(threading.Thread):
     def _fence(self, request: Any, header: dict[str, Any]) -> None:
         """First the database, then the process: so its death is no strike."""
         link = link_of(header, request.id, last=False)
-        who = Worker(_life.instance, request.worker_pid or os.getpid())
+        who = Worker(this_life().instance, request.worker_pid or os.getpid())
         ended = self.app.lifecycle.store.ends.end(link, who, End.HUNG)
         if ended is None:
             return
@@ -349,7 +327,7 @@ def _on_worker_init(sender: Any = None, **_: Any) -> None:
 
 @signals.worker_shutting_down.connect
 def _on_shutting_down(**_: Any) -> None:
-    _life.draining = True
+    this_life().draining = True
     for renewer in _renewers:
         renewer.wake.set()
 
