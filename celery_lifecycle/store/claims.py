@@ -12,7 +12,7 @@ from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import object_of
 from celery_lifecycle.store.unit import Locked, lock_by_id, lock_by_name, new_token
 from celery_lifecycle.transitions import chain
-from celery_lifecycle.transitions.derive import Agenda
+from celery_lifecycle.transitions.derive import SPARE, Agenda
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Claims:
         return Claimed(tuple(shipments), tuple(lost), len(states))
 
     def _agendas(self, tx: Tx, ids: list[int]) -> tuple[int, dict[int, Agenda]]:
-        rows = tx.rows(tx.sql.agendas, {"ids": tx.sql.ids(ids), "length": self.config.chain_length + 1})
+        rows = tx.rows(tx.sql.agendas, {"ids": tx.sql.ids(ids), "length": self.config.chain_length + SPARE})
         by_object: dict[int, list[Brief]] = defaultdict(list)
         for row in rows:
             if row[1] is not None:

@@ -21,7 +21,7 @@ from celery_lifecycle.store.rows import (
     object_params,
 )
 from celery_lifecycle.transitions import recurrence
-from celery_lifecycle.transitions.derive import Agenda, is_forgettable
+from celery_lifecycle.transitions.derive import SPARE, Agenda, is_forgettable
 
 
 def new_token() -> str:
@@ -62,7 +62,7 @@ class Locked:
         """The time, what the protocol must know of the object's jobs, and one job as a whole."""
         if self.tx.foreign and self.tx.sql.dialect == "mysql":
             return self._locked_agenda(job_id)
-        params = {"object": self.state.id, "length": self.length + 1, "job": job_id}
+        params = {"object": self.state.id, "length": self.length + SPARE, "job": job_id}
         rows = self.tx.rows(self.tx.sql.agenda, params)
         return (*agenda_of(self.tx, rows), self._named(rows, job_id))
 

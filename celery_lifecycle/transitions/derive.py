@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from celery_lifecycle.model import ALARM, ALIVE, HOOK_PREFIX, SEALED, Brief, ObjectState
+
+# How many more jobs than a chain takes an agenda holds: one shows that the chain is not all, one is the job that has just
+# ended and is taken out, and two (the bare alarm, a keep-alive whose holder died) are never links beside other jobs.
+SPARE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
     """The jobs of one object as far as the protocol must know them, in due order.
 
-    It holds the earliest of all jobs (one more than a chain takes), the earliest exclusive ones and the protocol's own:
+    It holds the earliest of all jobs (`SPARE` more than a chain takes), the earliest exclusive ones and the protocol's own:
     enough to tell what is due, what comes next and whether a chain would take everything.
     """
 

@@ -177,6 +177,11 @@ def test_at_the_limit_the_line_and_the_recovery_jobs_are_taken_out_and_the_rest_
     assert [one.id for one in struck.write] == ["#hook-10"]
 
 
+def test_a_struck_job_that_was_replaced_from_outside_goes_with_its_old_line():
+    struck = death(busy_state("a"), flight("a", line="first", limit=1), [job("a", version=2, line="a")])
+    assert [one.id for one in struck.seal] == ["a"]
+
+
 def test_the_limit_is_that_of_the_code_that_ran():
     assert not death(busy_state("a"), flight("a", limit=2), [job("a")]).seal
     assert death(busy_state("a"), flight("a", limit=1), [job("a")]).seal
