@@ -89,6 +89,22 @@ def skipped_intervals(ref: ObjectRef, job: str, intervals: int) -> None:
     _send(signals.job_skipped, ref, job=job, intervals=intervals)
 
 
+def misfired(ref: ObjectRef, job: str, dropped: dict[str, Any]) -> None:
+    count, first, last = dropped["count"], dropped["first"], dropped["last"]
+    _say(
+        logging.WARNING, "%s#%s: %d missed time(s) of its schedule are not run, from %s to %s", ref, job, count, first,
+        last, ref=ref, job=job,
+    )  # fmt: skip
+    _send(
+        signals.job_misfired,
+        ref,
+        job=job,
+        count=count,
+        first=datetime.fromisoformat(first),
+        last=datetime.fromisoformat(last),
+    )
+
+
 def slow(ref: str, job: str, seconds: float, fenced: bool) -> None:
     kind, _, name = ref.partition("/")
     told = ", it is fenced off and stopped" if fenced else ""

@@ -95,6 +95,8 @@ class Runner:
             return Report({"outcome": "refused", "reason": begun.refused.value, "at": None})
         if begun.dead is not None and begun.why is not None:
             events.died(begun.dead.object, begun.dead.id, begun.why)
+        if begun.waking is not None and begun.waking.dropped:
+            events.misfired(code.ref, begun.waking.job.id, begun.waking.dropped)
         if begun.job is None and not begun.alarm:
             return self._passed(begun)
         assert begun.state is not None
@@ -332,6 +334,8 @@ class Runner:
         if done.discarded:
             events.discarded(ref, job.id)
             return
+        if done.dropped:
+            events.misfired(ref, job.id, done.dropped)
         if done.skipped:
             events.skipped_intervals(ref, job.id, done.skipped)
         if verdict.action is Action.COMPLETE:

@@ -13,6 +13,7 @@ __all__ = [
     "job_completed",
     "job_discarded",
     "job_failed",
+    "job_misfired",
     "job_put_back",
     "job_rescheduled",
     "job_retrying",
@@ -46,6 +47,9 @@ job_discarded = Signal(name="job_discarded", providing_args={"object", "job"})
 
 job_put_back = Signal(name="job_put_back", providing_args={"object", "job", "reason"})
 """The platform, not the job, failed (shutdown, lost suspect's neighbour): it stays, with its attempts."""
+
+job_misfired = Signal(name="job_misfired", providing_args={"object", "job", "count", "first", "last"})
+"""Times of a schedule were missed and are not run: how many, the first and the last of them (aware datetimes)."""
 
 job_skipped = Signal(name="job_skipped", providing_args={"object", "job", "intervals"})
 """A run outlasted its interval by so many whole intervals."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_lifecycle.model import Job, ObjectRef
+from celery_lifecycle.timing.instants import from_millis
 from celery_lifecycle.timing.schedule import Dropped, ScheduleSpec, first_due, next_due, on_wake
 
 
@@ -36,12 +37,15 @@ def dumped(spec: ScheduleSpec) -> str:
     return json.dumps(spec.to_json(), ensure_ascii=False, separators=(",", ":"))
 
 
-def wake(job: Job, now: int) -> Waking:
-    """Apply the misfire rule of a scheduled job; any other job just runs, for the time it was due."""
+def wake(job: Job, now: int, begun: bool = False) -> Waking:
+    """Apply the misfire rule of a scheduled job; any other job just runs, for the time it was due.
+
+    `begun`: this very run has begun before, so it is neither skipped nor does it stand for another time.
+    """
     spec = spec_of(job)
     if spec is None:
         return Waking(job, scheduled_for=job.due_ms)
-    met = on_wake(spec, now, due_at=job.due_ms, begun=job.attempt > 0 or job.strikes > 0)
+    met = on_wake(spec, now, due_at=job.due_ms, begun=begun or job.attempt > 0 or job.strikes > 0)
     dropped = _told(met.dropped)
     if met.run:
         stored = replace(job, schedule_json=dumped(met.spec)) if met.must_store else job
@@ -129,4 +133,12 @@ def following(job: Job, now: int, started_ms: int | None = None) -> Following | 
 
 
 def _told(dropped: Dropped | None) -> dict[str, Any]:
-    return {} if dropped is None else {"count": dropped.count, "first": dropped.first, "last": dropped.last}
+    if dropped is None:
+        return {}
+    first, last = (from_millis(at).isoformat() for at in (dropped.first, dropped.last))
+    return {"count": dropped.count, "first": first, "last": last}
+
+
+def dropped_so_far(before: dict[str, Any], dropped: dict[str, Any]) -> dict[str, Any]:
+    """What a schedule has dropped, with what it drops now: one record per schedule, however long it goes on."""
+    return {**dropped, "count": before["count"] + dropped["count"], "first": before["first"]}
