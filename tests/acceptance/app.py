@@ -13,13 +13,14 @@
 
 import json
 import os
-import signal
 import time
 from collections.abc import Mapping
 
 from celery import Celery
 from celery.signals import beat_init
 
+from celery_lifecycle import Lifecycle
+from tests.acceptance.jobs import add_jobs
 from tests.acceptance.ledger import Ledger
 
 BEAT_READY = "beat: ready"
@@ -34,9 +35,11 @@ def make_app(environment: Mapping[str, str]) -> Celery:
         broker_connection_retry_on_startup=True,
         task_default_queue=environment.get("DEFAULT_QUEUE", "celery"),
         result_backend=environment.get("RESULT_BACKEND") or None,
+        lifecycle_database_url=environment.get("DATABASE_URL") or None,
         **json.loads(environment.get("SETTINGS", "{}")),
     )
     ledger = Ledger(environment.get("LEDGER", os.devnull))
+    add_jobs(app, Lifecycle(app), ledger)
 
     @app.task(name="ping", shared=False)
     def ping() -> str:
@@ -48,12 +51,6 @@ def make_app(environment: Mapping[str, str]) -> Celery:
         with ledger.run(object, job):
             time.sleep(seconds)
         return job
-
-    @app.task(name="die", shared=False)
-    def die(object: str, job: str, number: int = signal.SIGKILL) -> None:
-        """Kill the process in the middle of a run."""
-        with ledger.run(object, job):
-            ledger.die(number)
 
     return app
 

@@ -1,4 +1,4 @@
-"""Fixtures of acceptance tests: ``start_worker``, ``start_beat``, ``app``, ``ledger``, ``celery_setup``.
+"""Fixtures of acceptance tests: ``start_worker``, ``start_beat``, ``app``, ``lifecycle``, ``ledger``, ``celery_setup``.
 
 A test that takes any of them runs on the pairs of database and broker in ``tests.conftest.PAIRS``, unless
 its marks say otherwise. ``celery_setup`` is pytest-celery's: a worker and a beat, with broker and database
@@ -13,14 +13,27 @@ import pytest
 from celery import Celery
 from pytest_celery import CeleryBrokerCluster, CeleryTestCluster, CeleryWorkerCluster
 
+from celery_lifecycle import Lifecycle
+from celery_lifecycle.migrations.schema import migrate
 from tests.acceptance.app import make_app
 from tests.acceptance.docker_process import DockerProcess, engine
 from tests.acceptance.ledger import Ledger
 from tests.acceptance.nodes import BeatNode, BrokerNode, DatabaseNode, LifecycleSetup, Nodes, WorkerNode
 from tests.acceptance.process import LocalProcess
-from tests.support import Broker, Database, Proxy
+from tests.support import Broker, Database, Proxy, wait_until
 
 _NODES = pytest.StashKey[Nodes]()
+_FAILED = pytest.StashKey[bool]()
+
+#: The design's figures for tests that are to be quick: a tenth of the backup alarm, a sixtieth of the delays.
+QUICK = {
+    "lifecycle_backup_alarm": 3,
+    "lifecycle_strike_delay": 0.5,
+    "lifecycle_strike_delay_max": 5,
+    "lifecycle_suspect_delay": 0.5,
+    "lifecycle_poll_interval": 0.1,
+    "lifecycle_unknown_task_grace": 0,
+}
 
 
 @pytest.fixture
@@ -49,7 +62,7 @@ def _outage(request: pytest.FixtureRequest, kind: str, url: str, proxy: Callable
 
 @pytest.fixture
 def settings() -> dict[str, object]:
-    """Further Celery and lifecycle settings of the application; override it, or parametrize it, as needed."""
+    """Further Celery and lifecycle settings of the application, over ``QUICK``; override or parametrize it as needed."""
     return {}
 
 
@@ -70,15 +83,39 @@ def environment(
         "RESULT_BACKEND": broker_node.url if same else broker.result_backend,
         "DATABASE_URL": database_node.url,
         "LEDGER": str(ledger.path),
-        "SETTINGS": json.dumps(settings),
+        "SETTINGS": json.dumps({**QUICK, **settings}),
     }
 
 
 @pytest.fixture
 def app(environment: dict[str, str]) -> Iterator[Celery]:
-    """The application under test, in the test's own process."""
+    """The application under test, in the test's own process; its tables are there."""
     with make_app(environment) as application:
+        migrate(application.lifecycle.store.database)
         yield application
+        application.lifecycle.close()
+
+
+@pytest.fixture
+def lifecycle(request: pytest.FixtureRequest, nodes: Nodes, app: Celery, ledger: Ledger) -> Iterator[Lifecycle]:
+    """The application's ``Lifecycle``. At the end of the test no runs of one object may have overlapped, and no job,
+    run or chain may be left in the tables."""
+    yield app.lifecycle
+    if not request.node.stash.get(_FAILED, False):
+        assert ledger.overlaps() == []
+        wait_until(lambda: left_over(app.lifecycle) == [], 10, lambda: f"still there: {left_over(app.lifecycle)}")
+
+
+def left_over(lifecycle: Lifecycle) -> list[object]:
+    """The objects that are not at rest, or that are remembered without a reason."""
+    return [
+        (state, lifecycle.store.jobs.list(state.ref, None))
+        for state in lifecycle.store.objects.find_many(limit=1000)
+        if state.token
+        or state.dispatch
+        or state.wake_at is not None
+        or not (state.sealed or state.stored or state.lines)
+    ]
 
 
 @pytest.fixture
@@ -113,6 +150,8 @@ def start_beat(nodes: Nodes) -> Callable[..., BeatNode]:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Shows the end of every node's log with a test that failed."""
     report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
     if report.failed and _NODES in item.stash:
         for node in item.stash[_NODES].started:
             report.sections.append((f"log of {node.name()} ({node.status})", node.logs()[-6000:]))

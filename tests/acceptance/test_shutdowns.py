@@ -1,0 +1,107 @@
+"""What a deployment does to running jobs: nothing is lost, nothing is counted, nothing runs twice at a time."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from celery_lifecycle import Lifecycle
+from tests.acceptance.ledger import Ledger
+from tests.acceptance.nodes import BeatNode, WorkerNode
+from tests.support import wait_until
+
+StartWorker = Callable[..., WorkerNode]
+StartBeat = Callable[..., BeatNode]
+
+
+def uncounted(ledger: Ledger, job: str) -> bool:
+    """Whether every run of a job was its first attempt, without a strike."""
+    return {(run.data["attempt"], run.data["strikes"]) for run in ledger.starts(job)} == {(1, 0)}
+
+
+@pytest.mark.combinations(("postgresql", "redis"), ("sqlite", "filesystem"))
+def test_a_warm_shutdown_ends_the_running_job_however_long_it_takes_and_leaves_the_rest_to_others(
+    start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger
+) -> None:
+    first = start_worker("first")
+    start_beat()
+    thing = lifecycle.object("thing", "one")
+    # Longer than a lease and a second look: the worker must go on renewing while it shuts down.
+    thing.jobs.push("work", payload={"seconds": 6}, id="long")
+    (long,) = wait_until(lambda: ledger.starts("long"))
+    for number in range(3):
+        thing.jobs.push("work", id=f"after-{number}")
+    second = start_worker("second")
+    first.kill(signal.SIGTERM)
+    assert first.wait(20) == 0
+    wait_until(lambda: len(ledger.ends()) == 4, 20, lambda: str(ledger.runs()))
+    assert [run.job for run in ledger.runs()] == ["long", "after-0", "after-1", "after-2"]
+    assert ledger.ends("long")[0].pid == long.pid
+    assert {run.pid for run in ledger.runs()[1:]} <= set(second.children())
+    assert all(uncounted(ledger, run.job) for run in ledger.runs())
+
+
+@pytest.mark.combinations(("mariadb", "rabbitmq"), ("sqlite", "redis"))
+def test_a_job_longer_than_the_grace_of_three_deployments_is_put_back_without_a_strike(
+    start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger, tmp_path: Path
+) -> None:
+    """Case D08: SIGTERM, then SIGKILL of everything while the job still runs."""
+    worker = start_worker()
+    start_beat()
+    thing = lifecycle.object("thing", "one")
+    thing.jobs.push("work", payload={"until": str(tmp_path / "enough")}, id="long")
+    for deploys in range(1, 4):
+        wait_until(lambda n=deploys: len(ledger.starts("long")) == n, 20, lambda: str(ledger.runs()))
+        worker.kill(signal.SIGTERM)
+        worker.wait_for_log("Warm shutdown")
+        wait_until(lambda n=deploys: sum(one["draining"] for one in lifecycle.store.workers.list()) == n, 5)
+        worker.kill(method="everything")
+        worker.restart()
+    (tmp_path / "enough").touch()
+    wait_until(lambda: ledger.ends("long"), 20)
+    assert len(ledger.starts("long")) == 4
+    assert uncounted(ledger, "long")
+    assert thing.dead_jobs() == []
+    assert ledger.records("struck") == []
+
+
+@pytest.mark.combinations(("postgresql", "rabbitmq"), ("mariadb", "redis"))
+def test_a_cold_shutdown_puts_the_running_job_back_at_once(
+    start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger, tmp_path: Path
+) -> None:
+    worker = start_worker(concurrency=2)
+    start_beat()
+    for name in ("one", "two"):
+        lifecycle.object("thing", name).jobs.push("work", payload={"until": str(tmp_path / "enough")}, id="long")
+    wait_until(lambda: len(ledger.starts("long")) == 2)
+    worker.kill(signal.SIGQUIT)
+    worker.wait(20)
+    idle = wait_until(lambda: [state for state in lifecycle.store.objects.find_many() if state.token is None], 1)
+    assert len(idle) == 2
+    (tmp_path / "enough").touch()
+    worker.restart()
+    wait_until(lambda: len(ledger.ends("long")) == 2, 20)
+    assert len(ledger.starts("long")) == 4
+    assert uncounted(ledger, "long")
+
+
+@pytest.mark.parametrize("settings", [{"worker_soft_shutdown_timeout": 2}])
+@pytest.mark.combinations(("postgresql", "redis"))
+def test_a_soft_shutdown_lets_short_jobs_end_and_puts_long_ones_back(
+    start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger, tmp_path: Path
+) -> None:
+    worker = start_worker(concurrency=2)
+    start_beat()
+    lifecycle.object("thing", "one").jobs.push("work", payload={"seconds": 1}, id="short")
+    lifecycle.object("thing", "two").jobs.push("work", payload={"until": str(tmp_path / "enough")}, id="long")
+    wait_until(lambda: len(ledger.starts()) == 2)
+    worker.kill(signal.SIGQUIT)
+    worker.wait(20)
+    assert len(ledger.ends("short")) == 1
+    (tmp_path / "enough").touch()
+    worker.restart()
+    wait_until(lambda: ledger.ends("long"), 20)
+    assert len(ledger.starts("short")) == 1
+    assert len(ledger.starts("long")) == 2
+    assert uncounted(ledger, "long")
