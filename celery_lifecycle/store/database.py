@@ -103,13 +103,14 @@ class Tx:
 
 def translate(error: Exception, dialect: Dialect, connection: Any = None) -> Exception:
     """The error of this package that a driver's error stands for."""
-    code = getattr(error, "sqlstate", None) or (error.args[0] if error.args else None)
+    # Both: newer versions of PyMySQL have a `sqlstate`, which is coarser than the number.
+    codes = {getattr(error, "sqlstate", None), error.args[0] if error.args else None}
     text = str(error)
-    if code in ("55P03", 1205, 3572) or "database is locked" in text or "database table is locked" in text:
+    if codes & {"55P03", 1205, 3572} or "database is locked" in text or "database table is locked" in text:
         return LockTimeout()
-    if code in ("40P01", "40001", "23505", 1213, 1020, 1062) or "UNIQUE constraint failed" in text:
+    if codes & {"40P01", "40001", "23505", 1213, 1020, 1062} or "UNIQUE constraint failed" in text:
         return Conflict(f"Another transaction got in the way: {text}")
-    if code in ("42P01", "42703", 1146, 1054, 1049) or "no such table" in text or "no such column" in text:
+    if codes & {"42P01", "42703", 1146, 1054, 1049} or "no such table" in text or "no such column" in text:
         return SchemaOutdated(
             f"The tables of celery_lifecycle are missing or old ({text.splitlines()[0]}). "
             "Run `celery -A <your app> lifecycle migrate`."
