@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta, timezone
 from enum import Enum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from celery_lifecycle.errors import PolicyInvalid
 
@@ -117,8 +117,7 @@ def _utc(ms: int) -> datetime:
     return datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=ms)
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRef:
+class ObjectRef(NamedTuple):
     """The name of a logical object: its kind and its name within the kind."""
 
     kind: str

@@ -59,13 +59,14 @@ def draft_of(deployment: Deployment, ref: ObjectRef, owner: str, target: Target,
     if target.priority is not None:
         options["priority"] = target.priority
     options.update(more.pop("options", {}))
+    job_id = more.pop("id", push.id)
     return Draft(
         ref=ref,
         task=target.task,
         queue=deployment.queue_of(target.task, options.get("queue")),
         owner=target.owner or owner,
         payload_json=validate.payload(push.payload),
-        id=None if push.id is None else validate.name(push.id, "id"),
+        id=None if job_id is None else validate.name(job_id, "id"),
         at_ms=at_ms,
         delay_ms=delay_ms,
         options_json=validate.payload(options, "options") if options else None,

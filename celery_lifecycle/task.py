@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
@@ -308,8 +307,7 @@ class LifecycleTask(TaskSchedules, Task):
         else:
             job_id = uuid()
         ref = ObjectRef(validate.kind(self.name), job_id)
-        draft = draft_of(self.app.lifecycle, ref, HOST, target, replace(push, id=job_id))
-        return replace(draft, keep=push.id is None)
+        return draft_of(self.app.lifecycle, ref, HOST, target, push, id=job_id, keep=push.id is None)
 
 
 def payload_arguments(payload: Any, eta: bool) -> tuple[list[Any], dict[str, Any]]:

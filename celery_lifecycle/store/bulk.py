@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from celery_lifecycle.model import Job, ObjectRef, ObjectState
 from celery_lifecycle.store.arrays import array
 from celery_lifecycle.store.database import Tx
-from celery_lifecycle.store.rows import brief_from, job_params
+from celery_lifecycle.store.rows import brief_from
 from celery_lifecycle.store.sql import NEW_JOB_COLUMNS, NEW_OBJECT_COLUMNS
-from celery_lifecycle.transitions.derive import Agenda, derive
+from celery_lifecycle.transitions.derive import Agenda, next_wake
 
 MAX_ROWS = 5000
 
@@ -34,20 +35,39 @@ def push_new(tx: Tx, jobs: dict[ObjectRef, list[Job]], now: int) -> set[ObjectRe
 def _insert_objects(
     tx: Tx, refs: Sequence[ObjectRef], jobs: dict[ObjectRef, list[Job]], now: int
 ) -> dict[ObjectRef, int]:
-    states = [
-        derive(
-            ObjectState(0, ref.kind, ref.name, versions=len(jobs[ref])),
-            Agenda.of(brief_from(job) for job in jobs[ref]),
-            now,
-        )
-        for ref in refs
-    ]
-    values = {name: array(getattr(state, name) for state in states) for name in NEW_OBJECT_COLUMNS}
-    return {ObjectRef(kind, name): int(key) for key, kind, name in tx.rows(tx.sql.insert_objects, values)}
+    alarms = [next_wake(ObjectState(0, *ref), Agenda.of([brief_from(job) for job in jobs[ref]]), now) for ref in refs]
+    columns: dict[str, list[Any]] = {
+        "kind": [ref.kind for ref in refs],
+        "name": [ref.name for ref in refs],
+        "queue": [queue for queue, _ in alarms],
+        "wake_at": [wake_at for _, wake_at in alarms],
+        "versions": [len(jobs[ref]) for ref in refs],
+    }
+    rows = tx.rows(tx.sql.insert_objects, {name: array(columns[name]) for name in NEW_OBJECT_COLUMNS})
+    return {ObjectRef(kind, name): key for key, kind, name in rows}
 
 
 def _insert_jobs(tx: Tx, rows: Sequence[tuple[int, Job]]) -> None:
     if not rows:
         return
-    params = [job_params(object_id, job) for object_id, job in rows]
-    tx.run(tx.sql.insert_jobs, {name: array(row[f"j_{name}"] for row in params) for name in NEW_JOB_COLUMNS})
+    jobs = [job for _, job in rows]
+    columns: dict[str, list[Any]] = {
+        "object_id": [object_id for object_id, _ in rows],
+        "id": [job.id for job in jobs],
+        "version": [job.version for job in jobs],
+        "line": [job.line for job in jobs],
+        "owner": [job.owner for job in jobs],
+        "task": [job.task for job in jobs],
+        "queue": [job.queue for job in jobs],
+        "due_at": [job.due_ms for job in jobs],
+        "payload": [job.payload_json for job in jobs],
+        "options": [job.options_json for job in jobs],
+        "retry": [job.retry_json for job in jobs],
+        "schedule": [job.schedule_json for job in jobs],
+        "singleflight": [int(job.singleflight) for job in jobs],
+        "hung_timeout": [job.hung_timeout_ms for job in jobs],
+        "exclusive": [int(job.exclusive) for job in jobs],
+        "recovery_loop": [int(job.recovery_loop) for job in jobs],
+        "created_at": [job.created_ms for job in jobs],
+    }
+    tx.run(tx.sql.insert_jobs, {name: array(columns[name]) for name in NEW_JOB_COLUMNS})
