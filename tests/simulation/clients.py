@@ -1,0 +1,148 @@
+"""What clients do to objects, from outside and from inside of jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery_lifecycle.errors import DatabaseUnavailable, LifecycleError
+from celery_lifecycle.model import RetryPolicy
+from celery_lifecycle.queue import Push
+from tests.simulation import application
+from tests.simulation.engine import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+
+class Clients:
+    """Two client processes that do what the plan says."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self._alive: dict[int, Process] = {}
+        self._numbers = 0
+
+    def _client(self, index: int) -> Process:
+        process = self._alive.get(index)
+        if process is None or not process.alive:
+            self._numbers += 1
+            process = Process(self.simulation.world, "client", f"client{index}.{self._numbers}")
+            process.lifecycle = self.simulation.lifecycle()
+            self._alive[index] = process
+        return process
+
+    def do(self, event: dict[str, Any]) -> None:
+        process = self._client(event.get("client", 0))
+        process.start(lambda: self._do(process, event))
+
+    def _do(self, process: Process, event: dict[str, Any]) -> None:
+        world = self.simulation.world
+        kind, _, name = event["on"].partition("/")
+        told = {key: value for key, value in event.items() if key not in ("at", "do", "on", "client")}
+        world.say(f"{event['do']} {event['on']} {told}")
+        try:
+            self.act(process.lifecycle, process.lifecycle.object(kind, name), event)
+        except (LifecycleError, DatabaseUnavailable) as error:
+            world.say(f"{event['do']} {event['on']}: {type(error).__name__}")
+
+    def inside(self, ctx: Any, handle: Any, event: dict[str, Any]) -> None:
+        """The same from inside a job: on its own object where the event names none."""
+        world = self.simulation.world
+        process = world.process
+        assert process is not None
+        world.say(f"from inside: {event}")
+        if "on" in event:
+            kind, _, name = event["on"].partition("/")
+            handle = process.lifecycle.object(kind, name)
+        if handle is None:
+            return
+        try:
+            self.act(process.lifecycle, handle, event)
+        except LifecycleError as error:
+            world.say(f"{event['do']}: {type(error).__name__}")
+
+    def act(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        what = event["do"]
+        getattr(self, f"_{what}")(lifecycle, handle, event)
+
+    # --- jobs
+
+    def _options(self, event: dict[str, Any]) -> dict[str, Any]:
+        options = {name: event[name] for name in ("exclusive", "recovery_loop", "singleflight") if name in event}
+        if "retry" in event:
+            options["retry"] = RetryPolicy(*event["retry"])
+        return options
+
+    def _push(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        payload = {"s": event.get("script", [{}]), "n": event.get("n", 0)}
+        job_id = event.get("id")
+        if job_id == "new":
+            job_id = self.simulation.world.digits("id", 6)
+        jobs = handle.helper.jobs if event.get("capability") else handle.jobs
+        delay = event.get("delay")
+        jobs.push(event.get("task", "work"), delay=delay, payload=payload, id=job_id, **self._options(event))
+
+    def _push_many(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        pushes = [
+            Push(event.get("task", "work"), delay=event.get("delay"), id=one, payload={"s": event["script"], "n": one})
+            for one in event["ids"]
+        ]
+        handle.jobs.push_many(pushes)
+
+    def _cancel(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        handle.jobs.cancel(event["id"])
+
+    def _reschedule(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        handle.jobs.reschedule(event["id"], delay=event["delay"])
+
+    def _rearm(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        handle.jobs.rearm()
+
+    def _replay(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        dead = lifecycle.store.dead.list(handle.ref)
+        if dead:
+            lifecycle.store.dead.replay(dead[0].key)
+
+    def _later(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        script = {"s": event["script"], "n": event["id"]}
+        application.later.apply_async((script,), countdown=event["delay"], task_id=event["id"])
+
+    def _revoke(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        simulation = self.simulation
+        simulation.revoked.add(event["id"])
+        lifecycle.store.jobs.revoke(["later"], event["id"])
+        if event.get("terminate"):
+            for worker in simulation.workers.values():
+                for child in list(worker.children):
+                    if child.request is not None and child.request.id == event["id"]:
+                        child.killed_by = "revoked"  # type: ignore[attr-defined]
+                        child.kill()
+
+    # --- schedules and the bare alarm
+
+    def _every(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        payload = {"s": event["script"], "n": event["id"]}
+        handle.schedule_every(event["seconds"], "work", payload, id=event["id"])
+
+    def _alarm(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        handle.set_alarm(event["delay"])
+
+    def _delete_alarm(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        handle.delete_alarm()
+
+    # --- switches
+
+    def _pause(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        handle.pause()
+
+    def _resume(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        handle.resume()
+
+    def _destroy(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        handle.destroy()
+
+    def _disable(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        handle.disable_alarms()
+
+    def _store(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
+        handle.storage["key"] = event.get("value", True)

@@ -1,0 +1,101 @@
+"""The job database of a simulation: SQLite in memory, one connection, each transaction one step that can fail."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sqlalchemy import create_engine
+from sqlalchemy.pool import StaticPool
+
+from celery_lifecycle.errors import DatabaseUnavailable
+from celery_lifecycle.store.database import Conflict, Database, Disconnected, Tx
+from celery_lifecycle.tables import make_tables
+
+PREFIX = "lifecycle_"
+
+
+class Shared:
+    """The one connection that all simulations of this process share, one after the other."""
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(
+            ":memory:", isolation_level=None, check_same_thread=False, cached_statements=512
+        )
+        self.connection.execute("PRAGMA synchronous=OFF")
+        self.engine = create_engine("sqlite://", creator=lambda: self.connection, poolclass=StaticPool)
+        tables = make_tables(PREFIX)
+        tables.metadata.create_all(self.engine)
+        self.names = [table.name for table in tables.metadata.sorted_tables]
+
+    def empty(self) -> None:
+        execute = self.connection.execute
+        if self.connection.in_transaction:
+            execute("ROLLBACK")
+        execute("BEGIN")
+        for name in self.names:
+            execute(f"DELETE FROM {name}")
+        if execute("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_sequence'").fetchone():
+            execute("DELETE FROM sqlite_sequence")
+        execute("COMMIT")
+
+
+_shared: list[Shared] = []
+
+
+def shared() -> Shared:
+    if not _shared:
+        _shared.append(Shared())
+    return _shared[0]
+
+
+class SimDatabase(Database):
+    """The `Database` of one simulated process."""
+
+    simulation: Any = None
+    label = ""
+
+    @property
+    def engine(self) -> Any:
+        return shared().engine
+
+    def _run(self, reads: bool, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        simulation = self.simulation
+        if simulation.world.current is None:
+            return super()._run(reads, work, *args, **kwargs)
+        label = work.__qualname__.replace(".<locals>.work", "").replace(".<locals>", "")
+        simulation.before_transaction(label)
+        self.label = label
+        self.args = args
+        result = super()._run(reads, work, *args, **kwargs)
+        simulation.after_transaction(label, args, result)
+        return result
+
+    @contextlib.contextmanager
+    def transaction(self, reads: bool = False) -> Iterator[Tx]:
+        simulation = self.simulation
+        connection = shared().connection
+        tx = Tx(connection, self.sql, self.engine.dialect, self.clock)
+        before = connection.total_changes
+        tx.run("BEGIN IMMEDIATE")
+        try:
+            yield tx
+            if simulation.world.current is not None and simulation.faults.hits("conflict"):
+                raise Conflict("simulated: another transaction got in the way")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+        if simulation.world.current is None:
+            return
+        if connection.total_changes != before:
+            simulation.committed(self.label, self.args)
+            if simulation.faults.hits("unheard"):
+                simulation.world.say(f"{self.label}: committed, but the answer is lost")
+                raise Disconnected("simulated: the connection broke at the commit")
+
+
+def away() -> DatabaseUnavailable:
+    return DatabaseUnavailable("simulated: the database is away")

@@ -1,0 +1,406 @@
+"""A plan: everything that a seed decides beforehand, as data that can be printed, shortened and played again."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any
+
+from celery_lifecycle.config import Config
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to happen.
+
+    Attributes:
+        events: what clients do and what fails at a time, each `{"at": ms, "do": …}`.
+        faults: what fails at its n-th occasion: `[kind, n, extra]`.
+        hooks: what `on_start`, `on_alarm` and the memory hooks of an object do, call by call.
+        horizon: when faults stop (ms). healing: how long everything may take from there.
+        restart: after how long a dead process comes back. poll: how often (ms) beat looks.
+    """
+
+    seed: int
+    profile: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    beats: int = 1
+    workers: int = 1
+    slots: int = 2
+    horizon: int = 120_000
+    healing: int = 1_500_000
+    restart: int = 2000
+    poll: int = 200
+    events: list[dict[str, Any]] = field(default_factory=list)
+    faults: list[list[Any]] = field(default_factory=list)
+    hooks: dict[str, list[str]] = field(default_factory=dict)
+    queues: list[list[str]] = field(default_factory=list)
+    unknown: list[Any] = field(default_factory=list)
+
+    def config(self) -> Config:
+        return Config(database_url="sqlite://", poll_interval=60, **self.settings)
+
+    def queues_of(self, worker: int) -> list[str]:
+        return self.queues[worker] if worker < len(self.queues) else ["celery", "side"]
+
+    def unknown_of(self, worker: int, now: int) -> frozenset[str]:
+        """Tasks that a worker does not know yet: a rolling deploy."""
+        return frozenset(task for task, index, until in self.unknown if index == worker and now < until)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        return cls(**json.loads(text))
+
+
+class Faults:
+    """What fails at its n-th occasion."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._at: dict[str, dict[int, Any]] = {}
+        for kind, number, extra in plan.faults:
+            self._at.setdefault(kind, {})[number] = extra
+        self._seen: Counter[str] = Counter()
+        self._stopped = False
+
+    def hits(self, kind: str) -> Any:
+        """None, or what is to be known of the fault that strikes this occasion."""
+        here = self._at.get(kind)
+        if here is None or self._stopped:
+            return None
+        number = self._seen[kind]
+        self._seen[kind] += 1
+        return here.get(number)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+class Writer:
+    """Writes the plan of one seed."""
+
+    def __init__(self, seed: int, profile: str) -> None:
+        self.random = Random(f"{seed}:{profile}")
+        self.plan = Plan(seed, profile)
+        self.names: list[str] = []
+        self.pushes = 0
+
+    # --- small helpers
+
+    def within(self, low: int, high: int) -> int:
+        return self.random.randint(low, high)
+
+    def flip(self, chance: float) -> bool:
+        return self.random.random() < chance
+
+    def pick(self, *of: Any) -> Any:
+        return self.random.choice(of)
+
+    def when(self, share: float = 0.6) -> int:
+        return self.within(0, round(self.plan.horizon * share))
+
+    def event(self, at: int, do: str, **more: Any) -> None:
+        self.plan.events.append({"at": at, "do": do, **more})
+
+    # --- jobs
+
+    def script(self, *ends: str, steps: int = 3, long: bool = False) -> list[dict[str, Any]]:
+        """What a job does call by call; the last step repeats, so it is one that ends."""
+        found = []
+        for _ in range(self.within(0, steps)):
+            found.append(self.step(self.pick(*ends), long))
+        return [*found, self.step("ok", long)]
+
+    def step(self, end: str, long: bool = False) -> dict[str, Any]:
+        ms = self.within(1, 40)
+        if self.flip(0.3):
+            ms = self.within(500, 8000)
+        if long and self.flip(0.4):
+            ms = self.within(8000, 70_000)
+        step: dict[str, Any] = {"ms": ms, "end": end}
+        if end == "again":
+            step["delay"] = self.pick(0, 1, 5, 20)
+        if end == "retry":
+            step["delay"] = self.pick(1, 8, 30)
+        return step
+
+    def push(self, at: int, on: str, script: list[dict[str, Any]], **more: Any) -> None:
+        self.pushes += 1
+        more.setdefault("id", self.pick("a", "b", "c", "d", "new"))
+        more.setdefault("delay", self.pick(0, 0, 0, 1, 5, 20, 40))
+        if more["delay"] == 0 and self.flip(0.5):
+            more["delay"] = None
+        self.event(at, "push", on=on, script=script, n=self.pushes, client=self.within(0, 1), **more)
+
+    def task_of(self, on: str, *, loops: bool = False) -> str:
+        kind = on.partition("/")[0]
+        if kind == "plain":
+            found = ["work", "work", "work", "solo", "single"] + (["loop"] if loops else [])
+        elif kind == "full":
+            found = ["work", "work"] + (["loop"] if loops else [])
+        else:
+            found = ["work"]
+        return str(self.random.choice(found))
+
+    def some_pushes(self, count: int, *ends: str, long: bool = False, share: float = 0.6) -> None:
+        for _ in range(count):
+            on = self.pick(*self.names)
+            more: dict[str, Any] = {"task": self.task_of(on)}
+            if on.startswith("full") and self.flip(0.3):
+                more = {"task": "assist", "capability": True, "id": self.pick("x", "y")}
+            script = self.script(*(ends or ("ok",)), long=long)
+            if self.flip(0.15):
+                inner = {
+                    "do": "push",
+                    "id": self.pick("a", "b", "new"),
+                    "script": [self.step("ok")],
+                    "n": 1000 + self.pushes,
+                }
+                if self.flip(0.5):
+                    inner["delay"] = self.pick(1, 10)
+                script[0][self.pick("first", "then")] = [inner]
+            self.push(self.when(share), on, script, **more)
+
+    def some_changes(self, count: int, *what: str) -> None:
+        """What clients do besides pushing."""
+        for _ in range(count):
+            at, on, do = self.when(0.7), self.pick(*self.names), self.pick(*what)
+            more: dict[str, Any] = {"on": on, "client": self.within(0, 1)}
+            if do in ("cancel", "reschedule"):
+                more["id"] = self.pick("a", "b", "c", "d")
+            if do == "reschedule":
+                more["delay"] = self.pick(0, 3, 30)
+            if do == "alarm":
+                more.update(on=self.pick("full/f", "full/g"), delay=self.pick(0, 2, 20))
+            if do == "delete_alarm":
+                more["on"] = self.pick("full/f", "full/g")
+            if do == "pause" and self.flip(0.85):
+                self.event(at + self.within(10, 30_000), "resume", on=on)
+            self.event(at, do, **more)
+
+    def some_faults(self, kind: str, count: int, below: int, extra: Callable[[], Any] | None = None) -> None:
+        for _ in range(count):
+            self.plan.faults.append([kind, self.within(0, below), extra() if extra else 1])
+
+
+def ordinary(writer: Writer) -> None:
+    """The shape of the deployment and a few of its settings."""
+    plan = writer.plan
+    plan.beats = writer.pick(1, 1, 2)
+    plan.workers = writer.pick(1, 1, 2)
+    plan.slots = writer.pick(1, 2, 3)
+    plan.restart = writer.pick(500, 2000, 10_000)
+    plan.poll = writer.pick(50, 200, 1000)
+    plan.settings = {"chain_length": writer.pick(2, 3, 50), "dispatch_window": writer.pick(1, 3, 1000, 1000)}
+    every = ["plain/a", "plain/b", "full/f", "full/g", "side/s"]
+    writer.random.shuffle(every)
+    writer.names = every[: writer.within(1, 3)]
+
+
+GENTLE = ("cancel", "reschedule", "pause", "rearm", "alarm", "delete_alarm", "store")
+ROUGH = (*GENTLE, "resume", "destroy", "destroy", "disable")
+
+
+def calm(writer: Writer) -> None:
+    """Nothing fails: what is due runs on time, and once."""
+    ordinary(writer)
+    writer.plan.horizon = 60_000
+    writer.some_pushes(writer.within(2, 9), "ok", "yield", "again", "fail")
+    if writer.flip(0.5):
+        writer.some_changes(writer.within(1, 3), *GENTLE)
+
+
+def messages(writer: Writer) -> None:
+    """Messages are lost, doubled, delayed and overtaken."""
+    ordinary(writer)
+    writer.some_pushes(writer.within(2, 8), "ok", "yield", "again", "fail", long=writer.flip(0.3))
+    if writer.flip(0.5):
+        writer.some_changes(writer.within(1, 4), *GENTLE)
+    writer.some_faults("lose", writer.within(0, 4), 14)
+    writer.some_faults("double", writer.within(0, 8), 14, lambda: writer.pick(0, 1, 20, 3000, 40_000))
+    writer.some_faults("delay", writer.within(0, 5), 14, lambda: writer.pick(5, 200, 5000, 45_000, 100_000))
+    if writer.flip(0.2):
+        writer.event(writer.when(), "flush")
+
+
+def switches(writer: Writer) -> None:
+    """Clients change everything while chains are on their way."""
+    ordinary(writer)
+    writer.names = writer.names[:2]
+    writer.some_pushes(writer.within(3, 9), "ok", "ok", "yield", "fail", share=0.4)
+    writer.some_changes(writer.within(2, 8), *ROUGH)
+    writer.some_faults("double", writer.within(0, 4), 14, lambda: writer.pick(0, 5, 500, 20_000))
+    writer.some_faults("delay", writer.within(0, 6), 14, lambda: writer.pick(5, 500, 5000, 40_000))
+    writer.some_faults("lose", writer.within(0, 2), 14)
+
+
+def deaths(writer: Writer) -> None:
+    """Children, workers, beats and clients die between any two steps."""
+    ordinary(writer)
+    writer.some_pushes(writer.within(2, 6), "ok", "yield", "again", "fail", long=writer.flip(0.4))
+    if writer.flip(0.4):
+        writer.some_changes(writer.within(1, 4), *ROUGH)
+    for role, most, below in (("child", 4, 40), ("beat", 3, 60), ("client", 2, 20)):
+        if writer.flip(0.6):
+            writer.some_faults(f"crash {role}", writer.within(1, most), below)
+    for _ in range(writer.within(0, 3)):
+        writer.event(
+            writer.when(), "kill", who=writer.pick("beat", "worker", "worker", "child"), index=writer.within(0, 1),
+            nth=writer.within(0, 2),
+        )  # fmt: skip
+    if writer.flip(0.4):
+        writer.some_faults("double", writer.within(1, 4), 14, lambda: writer.pick(0, 5, 500, 30_000))
+
+
+def outages(writer: Writer) -> None:
+    """The database goes away, answers get lost, workers stall past their lease and come back."""
+    ordinary(writer)
+    writer.some_pushes(writer.within(2, 6), "ok", "yield", "again", "fail", long=True)
+    if writer.flip(0.3):
+        writer.some_changes(writer.within(1, 4), *ROUGH)
+    for _ in range(writer.within(0, 3)):
+        writer.event(writer.when(), "away", **{"for": writer.pick(100, 3000, 22_000, 31_000, 60_000)})
+    for _ in range(writer.within(0, 2)):
+        writer.event(
+            writer.when(), "stall", who=writer.pick("worker", "worker", "child", "beat"), index=writer.within(0, 1),
+            all=writer.flip(0.7), **{"for": writer.pick(300, 8000, 26_000, 50_000)},
+        )  # fmt: skip
+    if writer.flip(0.4):
+        writer.event(
+            writer.when(),
+            "cut",
+            who=writer.pick("worker", "child", "beat"),
+            **{"for": writer.pick(5000, 30_000, 60_000)},
+        )
+    writer.some_faults("unheard", writer.within(0, 4), 40)
+    writer.some_faults("conflict", writer.within(0, 3), 60)
+    writer.some_faults("double", writer.within(0, 2), 14, lambda: writer.pick(0, 5, 500, 30_000))
+
+
+def broker(writer: Writer) -> None:
+    """The broker goes away, or breaks after it has taken a message."""
+    ordinary(writer)
+    writer.some_pushes(writer.within(2, 8), "ok", "yield", "fail", "again")
+    for _ in range(writer.within(0, 3)):
+        writer.event(writer.when(), "broker_away", **{"for": writer.pick(100, 3000, 22_000)})
+    writer.some_faults("uncertain", writer.within(0, 3), 14)
+
+
+def doomed(writer: Writer) -> None:
+    """Jobs that always die, among jobs that never do."""
+    ordinary(writer)
+    plan = writer.plan
+    plan.horizon = 900_000
+    plan.workers, plan.slots = writer.pick(1, 1, 2), writer.pick(2, 4)
+    plan.restart = 500
+    fatal = writer.pick("die", "die", "lost", "memory")
+    names = ["plain/a", "plain/b", "full/f", "plain/c"]
+    writer.names = names[: writer.within(2, 4)]
+    for number in range(writer.within(1, 2)):
+        on = writer.names[number % len(writer.names)]
+        step: dict[str, Any] = {"ms": writer.within(1, 2000), "end": fatal}
+        script = [step]
+        shape = writer.pick("plain", "plain", "self", "line", "yields", "beats")
+        more: dict[str, Any] = {"task": writer.pick("work", "loop"), "id": f"doom{number}"}
+        if shape == "self":
+            step["first"] = [
+                {"do": "push", "id": f"doom{number}", "task": more["task"], "script": [step.copy()], "n": 0}
+            ]
+        if shape == "line":
+            inner = {"do": "push", "id": "new", "task": more["task"], "script": [dict(step)], "n": 0}
+            step["first"] = [inner]
+            inner["script"][0]["first"] = [dict(inner, script=[dict(step, first=[dict(inner, script=[step.copy()])])])]
+        if shape == "yields":
+            script = [{"ms": 5, "end": "yield"}, step] * 6 + [step]
+        writer.push(writer.within(0, 5000), on, script, **more)
+    for _ in range(writer.within(2, 6)):
+        on = writer.pick(*writer.names)
+        script = writer.script("ok", "yield", "fail", steps=1)
+        writer.push(writer.when(0.2), on, script, id=writer.pick("a", "b", "c", "d"), task="work")
+    if writer.flip(0.3):
+        on = writer.pick(*writer.names)
+        writer.plan.hooks[f"{on.partition('/')[2]} on_memory_limit"] = [writer.pick("die", "fail", "ok")] * 3
+
+
+def suspects(writer: Writer) -> None:
+    """A worker with many runs is killed whole by one of them, always."""
+    ordinary(writer)
+    plan = writer.plan
+    plan.horizon, plan.beats = 1_500_000, writer.pick(1, 2)
+    plan.workers, plan.slots, plan.restart = writer.pick(1, 1, 2), writer.pick(4, 6), 500
+    plan.settings = {}
+    plan.poll = 200
+    count = writer.within(3, 6)
+    writer.names = [f"plain/{letter}" for letter in "abcdefgh"[:count]]
+    culprits = writer.pick(1, 1, 1, 2)
+    for number, name in enumerate(writer.names):
+        if number < culprits:
+            script = [{"ms": writer.within(1500, 3000), "end": "lost"}]
+        else:
+            script = [{"ms": writer.within(5000, 9000), "end": "ok"}]
+        writer.push(writer.within(0, 300), name, script, id="job", task="work", delay=None)
+    if writer.flip(0.3):
+        writer.event(writer.when(0.3), "kill", who="worker", index=0)
+
+
+def deploys(writer: Writer) -> None:
+    """SIGTERM, a grace period, SIGKILL; tasks that a worker does not know yet."""
+    ordinary(writer)
+    plan = writer.plan
+    plan.horizon = 200_000
+    writer.some_pushes(writer.within(2, 6), "ok", "yield", "fail", "again", long=True)
+    for _ in range(writer.within(1, 4)):
+        writer.event(writer.when(), "term", index=writer.within(0, 1), grace=writer.pick(200, 3000, 20_000))
+    if writer.flip(0.3):
+        writer.event(writer.when(), "away", **{"for": writer.pick(100, 3000, 31_000)})
+    if writer.flip(0.3):
+        task = writer.pick("plain.work", "full.work", "plain.solo", "full.on_alarm")
+        plan.unknown.append([task, writer.within(0, 1), writer.within(10_000, 100_000)])
+    writer.some_faults("crash child", writer.within(0, 1), 30)
+
+
+def windows(writer: Writer) -> None:
+    """More objects than the dispatch window takes, queues that nobody serves for a while."""
+    ordinary(writer)
+    plan = writer.plan
+    plan.settings = {"dispatch_window": writer.pick(1, 2, 3), "chain_length": 2}
+    plan.horizon = writer.pick(100_000, 600_000)
+    plan.workers, plan.slots = 1, writer.pick(1, 2)
+    writer.names = [f"plain/{letter}" for letter in "abcdef"[: writer.within(2, 6)]] + ["side/s", "side/t"]
+    plan.queues = [[writer.pick("celery", "side")]] if writer.flip(0.5) else [["celery", "side"]]
+    for name in writer.names:
+        for _ in range(writer.within(1, 2)):
+            writer.push(
+                writer.within(0, 20_000), name, [writer.step("ok")], id=writer.pick("a", "b"), task="work", delay=0
+            )
+    if writer.flip(0.5):
+        writer.event(0, "stall", who="worker", index=0, **{"for": writer.within(20_000, plan.horizon)})
+    writer.some_faults("lose", writer.within(0, 3), 8)
+
+
+def chaos(writer: Writer) -> None:
+    """Everything at once."""
+    for part in writer.random.sample([messages, switches, deaths, outages, broker, deploys], 3):
+        part(writer)
+    writer.plan.horizon = 200_000
+
+
+PROFILES: dict[str, Callable[[Writer], None]] = {
+    one.__name__: one
+    for one in (calm, messages, switches, deaths, outages, broker, doomed, suspects, deploys, windows, chaos)
+}
+
+
+def plan_of(seed: int, profile: str | None = None) -> Plan:
+    """The plan of a seed; the profiles take turns."""
+    names = list(PROFILES)
+    profile = profile or names[seed % len(names)]
+    writer = Writer(seed, profile)
+    PROFILES[profile](writer)
+    writer.plan.events.sort(key=lambda event: event["at"])
+    return writer.plan

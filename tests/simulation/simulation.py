@@ -1,0 +1,637 @@
+"""One simulation: beats, workers, clients, database and broker, all made of the package's own code and one plan."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker.request import Request
+
+import celery_lifecycle.beat
+import celery_lifecycle.life
+import celery_lifecycle.lifecycle
+import celery_lifecycle.memory
+import celery_lifecycle.queue
+import celery_lifecycle.runner
+import celery_lifecycle.store
+import celery_lifecycle.store.ends
+import celery_lifecycle.store.jobs
+import celery_lifecycle.store.unit
+import celery_lifecycle.task
+import celery_lifecycle.worker
+from celery_lifecycle import YIELD, Lifecycle, Reschedule
+from celery_lifecycle.beat import LifecycleScheduler
+from celery_lifecycle.config import Config
+from celery_lifecycle.errors import LifecycleError
+from celery_lifecycle.link import HEADER
+from celery_lifecycle.model import Why
+from celery_lifecycle.runner import Runner
+from celery_lifecycle.store import Store
+from celery_lifecycle.task import classify
+from celery_lifecycle.transitions.run import Worker
+from celery_lifecycle.worker import LifecycleRequest, Renewer
+from tests.simulation import application
+from tests.simulation.broker import Broker, SimSender
+from tests.simulation.checks import Checker
+from tests.simulation.clients import Clients
+from tests.simulation.database import SimDatabase, away, shared
+from tests.simulation.engine import EPOCH, Clock, Event, Killed, Process, World
+from tests.simulation.plan import Faults, Plan
+
+ROUTES: dict[Any, Any] = {}
+QUEUES: dict[Any, str] = {}
+QUIET = logging.getLogger("celery_lifecycle")
+
+
+class SimLifecycle(Lifecycle):
+    """The `Lifecycle` of one simulated process."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(application.app, database_url="sqlite://")
+        self.kinds = application.base.kinds
+        self.simulation = simulation
+        self._config = simulation.config
+        self._database_id = "db"
+        self._store = Store(simulation.config, clock=simulation.database_clock)
+        self._store.database.simulation = simulation  # type: ignore[attr-defined]
+        self._sender = SimSender(simulation, application.app)
+        self._queues = QUEUES
+
+    @property
+    def runner(self) -> Any:
+        process: Any = self.simulation.world.process
+        return process.runner
+
+
+class Quiet(Request):
+    """What Celery itself does about a failed request is not simulated."""
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
+        return None
+
+
+class SimRequest(LifecycleRequest, Quiet):
+    """The parent's side of a link."""
+
+    def __init__(self, headers: dict[str, Any], child: Child) -> None:
+        self._app = application.app
+        self._request_dict = headers
+        self._hostname = child.name
+        self.id = headers["id"]
+        self.worker_pid = child.pid
+        self.time_start = child.world.process_clock.monotonic()  # type: ignore[attr-defined]
+
+
+class Child(Process):
+    """A process of a worker's pool."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        super().__init__(worker.world, "child", f"{worker.name}/{worker.next_child()}", worker)
+        self.worker = worker
+        self.request: SimRequest | None = None
+        self.header: dict[str, Any] | None = None
+        self.runner = Runner(self.lifecycle, Worker(self.life.instance, self.pid), classify)
+        self.on_death = lambda: worker.lost(self)
+
+
+class WorkerProcess(Process):
+    """One life of one worker: its parent process, with a pool of children."""
+
+    def __init__(self, simulation: Simulation, index: int, number: int) -> None:
+        super().__init__(simulation.world, "worker", f"worker{index}.{number}")
+        self.simulation = simulation
+        self.index = index
+        self.lifecycle = simulation.lifecycle()
+        life: Any = object.__new__(celery_lifecycle.life.Life)
+        life.instance = f"{self.name}-{simulation.world.digits('instance', 8)}"
+        life.draining = False
+        life.counter = SimpleNamespace(has_moved=lambda: simulation.world.draw("oom", 2) == 0)
+        self.life = life
+        self.draining_stored = False
+        self.children: list[Child] = []
+        self.free: list[Child] = []
+        self._numbers = 0
+        for _ in range(simulation.plan.slots):
+            self.hire()
+        self.renewer: Any = SimRenewer(self)
+        self.start(self.renewer.run)
+        self.on_death = lambda: simulation.worker_lost(self)
+
+    def next_child(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def hire(self) -> None:
+        child = Child(self)
+        self.children.append(child)
+        self.free.append(child)
+
+    def links(self) -> list[tuple[Any, dict[str, Any]]]:
+        return [(child.request, child.header) for child in self.children if child.request is not None]  # type: ignore[misc]
+
+    def offer(self) -> None:
+        """Take messages for the processes that are free."""
+        while self.alive and not self.is_stalled and not self.life.draining and self.free:
+            text = self.simulation.broker.take(self.simulation.plan.queues_of(self.index))
+            if text is None:
+                return
+            self._handle(text)
+
+    def _handle(self, text: str) -> None:
+        simulation = self.simulation
+        headers, body = json.loads(text)
+        if headers["id"] in simulation.revoked:
+            self.start(lambda: celery_lifecycle.worker._skip(application.app, headers, headers["task"], Why.REVOKED))
+        elif headers["task"] not in application.app.tasks or headers["task"] in simulation.unknown_tasks(self):
+            name = headers["task"]
+            self.start(lambda: celery_lifecycle.worker._skip(application.app, headers, name, Why.UNKNOWN_TASK))
+        else:
+            child = self.free.pop(0)
+            child.header = headers[HEADER]
+            child.request = SimRequest(headers, child)
+            child.start(lambda: self._run(child, headers, body))
+            limit = getattr(application.app.tasks[headers["task"]], "time_limit", None)
+            if limit:
+                request = child.request
+                self.world.at(self.world.now + round(limit * 1000), lambda: self._limit(child, request))
+
+    def _run(self, child: Child, headers: dict[str, Any], body: Any) -> None:
+        """What Celery's tracer does with a message, as far as the protocol can tell."""
+        task = application.app.tasks[headers["task"]]
+        context = Context(
+            id=headers["id"], task=headers["task"], headers=headers, chain=body[2].get("chain"), called_directly=False,
+            root_id=headers.get("root_id"), parent_id=headers.get("parent_id"),
+        )  # fmt: skip
+        task.request_stack.push(context)
+        try:
+            task()
+            self.simulation.step("carry")
+            if context.chain:
+                self.simulation.forward(context.chain)
+        except (Ignore, Reject, Retry):
+            pass
+        except Exception as error:
+            self.simulation.failed(error)
+        finally:
+            task.request_stack.pop()
+        child.request = child.header = None
+        if child.alive:
+            self.free.append(child)
+            self.world.at(self.world.now, self.offer)
+            if self.life.draining and len(self.free) == len(self.children):
+                self.world.at(self.world.now + 1, self.kill)
+
+    def _limit(self, child: Child, request: SimRequest) -> None:
+        """A hard time limit: the parent records it and kills the process."""
+        if not self.alive or not child.alive or child.request is not request:
+            return
+        child.killed_by = "limit"  # type: ignore[attr-defined]
+
+        def tell() -> None:
+            request.on_failure(SimpleNamespace(exception=TimeLimitExceeded(20)))
+
+        # Celery tells of the limit before it kills.
+        self.start(lambda: (tell(), child.kill()))  # type: ignore[arg-type,func-returns-value]
+
+    def lost(self, child: Child) -> None:
+        """A child has died: the parent notices soon, and hires another one."""
+        if not self.alive:
+            return
+        self.children.remove(child)
+        if child in self.free:
+            self.free.remove(child)
+        self.simulation.checker.child_died(child)
+        request, self_killed = child.request, getattr(child, "killed_by", None)
+        delay = 14 + self.world.draw("notice", 250)
+        if request is not None and self_killed not in ("limit", "hung"):
+            error: Exception = WorkerLostError("Worker exited prematurely: signal 9 (SIGKILL) Job: 0.")
+            if self_killed == "revoked":
+                error = Terminated(15)
+            self.start(lambda: request.on_failure(SimpleNamespace(exception=error)), after=delay)
+        self.world.at(self.world.now + delay + 5, self._replace)
+
+    def _replace(self) -> None:
+        if self.alive and len(self.children) < self.simulation.plan.slots:
+            self.hire()
+            self.offer()
+
+    def kill_child(self, pid: int) -> None:
+        for child in list(self.children):
+            if child.pid == pid:
+                child.killed_by = "hung"  # type: ignore[attr-defined]
+                child.kill()
+
+    def drain(self) -> None:
+        """SIGTERM: finish what runs, take nothing new."""
+        self.life.draining = True
+        self.renewer.wake.set()
+        if len(self.free) == len(self.children):
+            self.world.at(self.world.now + 100, self.kill)
+
+
+class SimRenewer(Renewer):
+    """The real thread's work, in an actor; an idle worker's heartbeat that says nothing new is left out."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        super().__init__(application.app, process.name, kills=True)
+        self.process = process
+        self.wake = Event(process.world, process)  # type: ignore[assignment]
+        self._told: bool | None = None
+
+    def _beat(self) -> None:
+        draining = self.process.life.draining
+        if self._told != draining:
+            super()._beat()
+            self._told = draining
+            self.process.draining_stored = draining
+
+
+class Machine:
+    """The `os` module as the worker's parent sees it."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def getpid(self) -> int:
+        process = self._simulation.world.process
+        return process.pid if process is not None else 1
+
+    def kill(self, pid: int, signal: int) -> None:
+        process = self._simulation.world.process
+        assert isinstance(process, WorkerProcess)
+        process.kill_child(pid)
+
+    def uname(self) -> Any:
+        return SimpleNamespace(nodename="simulated")
+
+
+class Simulation:
+    """Plays one plan. `run` raises the `Violation` that it finds, or what the code under test raised."""
+
+    def __init__(self, plan: Plan, trace: bool = False) -> None:
+        self.plan = plan
+        self.world = World(plan.seed, trace)
+        self.config: Config = plan.config()
+        self.faults = Faults(plan)
+        self.routes = ROUTES
+        self.broker = Broker(self)
+        self.checker = Checker(self)
+        self.clients = Clients(self)
+        self.beats: dict[int, Process] = {}
+        self.schedulers: list[Any] = []
+        self.workers: dict[int, WorkerProcess] = {}
+        self.away_until = 0
+        self.away_since = 0
+        self.revoked: set[str] = set()
+        self.healing = False
+        self._lives = 0
+        self.world.process_clock = Clock(self.world)  # type: ignore[attr-defined]
+        self.world.on_switch = self._switched
+        self.errors: list[str] = []
+
+    # --- making and ending
+
+    def database_clock(self) -> int:
+        return EPOCH + self.world.now
+
+    def lifecycle(self) -> SimLifecycle:
+        return SimLifecycle(self)
+
+    def _switched(self, process: Process | None) -> None:
+        if process is None:
+            return
+        if process.lifecycle is not None:
+            application.app.lifecycle = process.lifecycle
+        if process.life is not None:
+            celery_lifecycle.life._life = process.life
+
+    @contextlib.contextmanager
+    def _installed(self) -> Iterator[None]:
+        """Everything that would ask the real world for the time, for chance or for a process asks the simulated one."""
+        world = self.world
+        clock, machine = world.process_clock, Machine(self)  # type: ignore[attr-defined]
+        random = SimpleNamespace(
+            random=lambda: world.chance("random"),
+            uniform=lambda low, high: low + (high - low) * world.chance("uniform"),
+        )
+        secrets = SimpleNamespace(token_hex=lambda count: world.digits("token", count * 2))
+        uuid = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=world.digits("uuid", 32)))
+        p = celery_lifecycle
+        patches = [
+            (p.beat, "time", clock), (p.beat, "os", machine), (p.beat, "uuid", uuid),
+            (p.lifecycle, "time", clock),
+            (p.runner, "time", clock), (p.runner, "random", random),
+            (p.worker, "time", clock), (p.worker, "os", machine), (p.worker, "_renewers", []),
+            (p.worker, "running_links", self._running_links), (p.life, "_life", None),
+            (p.store.ends, "random", random), (p.store.unit, "secrets", secrets), (p.store.jobs, "uuid", uuid),
+            (p.store, "Database", SimDatabase),
+            (p.task, "forward_chain", lambda app, chain, root, parent: self.forward(list(chain))),
+            (p.task, "uuid", lambda: world.digits("task", 32)),
+            (p.memory, "gc", SimpleNamespace(collect=lambda: 0)),
+        ]  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            for module, name, value in patches:
+                stack.enter_context(mock.patch.object(module, name, value))
+            before = application.app.lifecycle, QUIET.disabled
+            QUIET.disabled = True
+            application.running.append(self)
+            shared().empty()
+            try:
+                yield
+            finally:
+                self.world.end()
+                application.running.pop()
+                application.app.lifecycle, QUIET.disabled = before
+
+    def _running_links(self) -> list[tuple[Any, dict[str, Any]]]:
+        process = self.world.process
+        assert isinstance(process, WorkerProcess)
+        return process.links()
+
+    # --- the play
+
+    def run(self) -> Simulation:
+        with self._installed():
+            for index in range(self.plan.beats):
+                self._start_beat(index)
+            for index in range(self.plan.workers):
+                self._start_worker(index)
+            for event in self.plan.events:
+                self.world.at(event["at"], lambda event=event: self._happen(event))
+            self.world.run(self.plan.horizon)
+            self._heal()
+            self.world.run(self.plan.horizon + self.plan.healing, done=self.checker.is_quiet)
+            self.checker.at_end()
+        return self
+
+    def _heal(self) -> None:
+        """From now on nothing fails any more."""
+        self.world.say("--- nothing fails from here on")
+        self.healing = True
+        self.faults.stop()
+        self.plan = replace(self.plan, queues=[])
+        self.away_until = self.broker.away_until = 0
+        for process in list(self.world.processes):
+            process.stalled_until = process.cut_until = 0
+        for index in range(max(1, self.plan.beats)):
+            if index not in self.beats or not self.beats[index].alive:
+                self._start_beat(index)
+        for index in range(max(1, self.plan.workers)):
+            if index not in self.workers or not self.workers[index].alive or self.workers[index].life.draining:
+                self._start_worker(index)
+        self.offer()
+
+    def _happen(self, event: dict[str, Any]) -> None:
+        what = event["do"]
+        act = getattr(self, f"_do_{what}", None)
+        if act is not None:
+            act(event)
+        else:
+            self.clients.do(event)
+
+    # --- faults that have a time
+
+    def _do_away(self, event: dict[str, Any]) -> None:
+        self.world.say(f"the database goes away for {event['for'] / 1000:g} s")
+        self.away_until = max(self.away_until, self.world.now + event["for"])
+
+    def _do_broker_away(self, event: dict[str, Any]) -> None:
+        self.world.say(f"the broker goes away for {event['for'] / 1000:g} s")
+        self.broker.away_until = max(self.broker.away_until, self.world.now + event["for"])
+
+    def _do_flush(self, event: dict[str, Any]) -> None:
+        self.world.say("the broker forgets its messages")
+        self.broker.flush()
+
+    def _victim(self, event: dict[str, Any]) -> Process | None:
+        role, index = event["who"], event.get("index", 0)
+        if role == "beat":
+            return self.beats.get(index)
+        worker = self.workers.get(index)
+        if role == "worker" or worker is None:
+            return worker
+        busy = [child for child in worker.children if child.request is not None]
+        return busy[event.get("nth", 0) % len(busy)] if busy else None
+
+    def _do_kill(self, event: dict[str, Any]) -> None:
+        victim = self._victim(event)
+        if victim is not None and victim.alive:
+            victim.kill()
+
+    def _do_stall(self, event: dict[str, Any]) -> None:
+        victim = self._victim(event)
+        if victim is None or not victim.alive:
+            return
+        self.world.say(f"{victim.name} stalls for {event['for'] / 1000:g} s")
+        until = self.world.now + event["for"]
+        victim.stalled_until = max(victim.stalled_until, until)
+        if event.get("all", True):
+            for child in getattr(victim, "children", []):
+                child.stalled_until = max(child.stalled_until, until)
+        if isinstance(victim, WorkerProcess):
+            self.world.at(until + 1, victim.offer)
+
+    def _do_cut(self, event: dict[str, Any]) -> None:
+        """One process can't reach the database."""
+        victim = self._victim(event)
+        if victim is not None:
+            self.world.say(f"{victim.name} is cut off from the database for {event['for'] / 1000:g} s")
+            for process in (victim, *getattr(victim, "children", ())):
+                process.cut_until = max(process.cut_until, self.world.now + event["for"])
+
+    def _do_term(self, event: dict[str, Any]) -> None:
+        worker = self.workers.get(event.get("index", 0))
+        if worker is None or not worker.alive:
+            return
+        self.world.say(f"{worker.name}: SIGTERM")
+        worker.drain()
+        self.world.at(self.world.now + event["grace"], worker.kill)
+
+    # --- processes
+
+    def _start_beat(self, index: int) -> None:
+        self._lives += 1
+        process = Process(self.world, "beat", f"beat{index}.{self._lives}")
+        process.lifecycle = self.lifecycle()
+        self.beats[index] = process
+
+        def body() -> None:
+            scheduler: Any = LifecycleScheduler(application.app, lazy=True)
+            scheduler._lifecycle = process.lifecycle
+            scheduler._stopping = Event(self.world, process)
+            scheduler.process = process
+            self.schedulers.append(scheduler)
+            while True:
+                scheduler.tick()
+
+        process.start(body)
+        process.on_death = lambda: self.world.at(self.world.now + self.plan.restart, lambda: self._restart_beat(index))
+
+    def _restart_beat(self, index: int) -> None:
+        if not self.beats[index].alive:
+            self.schedulers = [one for one in self.schedulers if one.process.alive]
+            self._start_beat(index)
+
+    def _start_worker(self, index: int) -> None:
+        self._lives += 1
+        self.workers[index] = WorkerProcess(self, index, self._lives)
+        self.world.say(f"{self.workers[index].name} starts")
+        self.world.at(self.world.now, self.workers[index].offer)
+
+    def worker_lost(self, worker: WorkerProcess) -> None:
+        self.checker.worker_died(worker)
+
+        def restart() -> None:
+            if self.workers[worker.index] is worker:
+                self._start_worker(worker.index)
+
+        self.world.at(self.world.now + self.plan.restart, restart)
+
+    def unknown_tasks(self, worker: WorkerProcess) -> frozenset[str]:
+        if self.healing:
+            return frozenset()
+        return self.plan.unknown_of(worker.index, self.world.now)
+
+    def offer(self) -> None:
+        for worker in self.workers.values():
+            worker.offer()
+
+    # --- steps
+
+    def step(self, what: str) -> None:
+        """A point between two steps of a process, where others come in and where the process may die."""
+        process = self.world.process
+        if process is None:
+            return
+        self.world.sleep(self.world.draw("step", 3))
+        self._crash(process, what)
+
+    def _crash(self, process: Process, what: str) -> None:
+        if not process.alive:
+            raise Killed
+        if self.faults.hits(f"crash {process.role}") is not None:
+            self.world.say(f"crash at {what}")
+            process.kill()
+            raise Killed
+
+    def is_away(self, process: Process) -> bool:
+        return max(self.away_until, process.cut_until) > self.world.now
+
+    def before_transaction(self, label: str) -> None:
+        self.step(f"before {label}")
+        process = self.world.process
+        if process is not None and self.is_away(process):
+            process.blocked_at = self.world.now
+            raise away()
+
+    def committed(self, label: str, args: tuple[Any, ...]) -> None:
+        if self.checker.committed(label, args):
+            for scheduler in self.schedulers:
+                wait = 20 + self.world.draw("poll", self.plan.poll)
+                scheduler._stopping.wake(wait)
+
+    def after_transaction(self, label: str, args: tuple[Any, ...], result: Any) -> None:
+        self.checker.returned(label, args, result)
+        process = self.world.process
+        if process is not None:
+            self._crash(process, f"after {label}")
+
+    def forward(self, chain: list[dict[str, Any]]) -> None:
+        """Publish the next link with the rest of its chain, as Celery does."""
+        link = chain.pop()
+        options = link["options"]
+        process = self.world.process
+        assert process is not None
+        queue = options.get("queue") or process.lifecycle.queue_of(link["task"], None)
+        headers = {**options["headers"], "id": options["task_id"], "task": link["task"]}
+        self.broker.publish(queue, headers, [[], {}, {"chain": chain or None}])
+
+    def touched(self, what: str, which: str) -> None:
+        self.checker.touched(what, which)
+
+    def failed(self, error: Exception) -> None:
+        if isinstance(error, (LifecycleError, OSError, application.Failed)):
+            self.world.say(f"link ends with {error!r:.100}")
+            return
+        raise error
+
+    # --- what jobs do
+
+    def body(self, ctx: Any) -> Any:
+        return self._play(ctx, ctx.job, ctx.payload, ctx.object)
+
+    def plain(self, task: Any, script: Any) -> Any:
+        from celery_lifecycle.deployment import current_run
+
+        run = current_run.get()
+        assert run is not None
+        return self._play(None, None, script, None)
+
+    def _play(self, ctx: Any, job: Any, payload: Any, handle: Any) -> Any:
+        child: Any = self.world.process
+        act = self.checker.body_begins(child, ctx, payload)
+        try:
+            for inner in act.get("first", ()):
+                self.clients.inside(ctx, handle, inner)
+            self.world.sleep(act.get("ms", 5))
+            for inner in act.get("then", ()):
+                self.clients.inside(ctx, handle, inner)
+            end = act.get("end", "ok")
+            if end == "die":
+                child.killed_by = None
+                self.world.say("the body kills its process")
+                child.kill()
+                raise Killed
+            if end == "lost":
+                self.world.say("the body kills its whole worker")
+                child.parent.kill()
+                raise Killed
+        except Killed:
+            raise
+        except BaseException:
+            self.checker.body_ends(child, "error")
+            raise
+        self.checker.body_ends(child, end)
+        if end == "memory":
+            raise MemoryError
+        if end == "fail":
+            raise application.Failed("simulated")
+        if end == "retry":
+            raise Retry("later", when=act["delay"])
+        if end == "yield":
+            return YIELD
+        if end == "again":
+            return Reschedule(delay=act["delay"])
+        return None
+
+    def hook(self, ref: Any, which: str) -> Any:
+        return self._hooked(ref, which, self.plan.hooks.get(f"{ref.name} {which}", ()))
+
+    def alarm(self, ref: Any, info: Any) -> None:
+        self.checker.alarm_begins(self.world.process, ref, info)
+        try:
+            self._hooked(ref, "on_alarm", self.plan.hooks.get(f"{ref.name} on_alarm", ()))
+        finally:
+            if self.world.process is not None and self.world.process.alive:
+                self.checker.alarm_ends(self.world.process)
+
+    def _hooked(self, ref: Any, which: str, script: Any) -> Any:
+        count = self.checker.hooked(ref, which)
+        end = script[min(count, len(script) - 1)] if script else "ok"
+        self.world.sleep(2)
+        child: Any = self.world.process
+        if end == "die":
+            self.world.say(f"{which} kills its process")
+            child.kill()
+            raise Killed
+        if end == "fail":
+            raise application.Failed(f"simulated: {which}")
+        return None
