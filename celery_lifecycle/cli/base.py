@@ -109,18 +109,18 @@ object_argument = click.argument("ref", metavar="KIND/NAME", type=object_name)
 json_option = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 
 
-def deployment(ctx: click.Context, makes: bool = False) -> Lifecycle:
+def deployment(ctx: click.Context, makes: bool = False, checks: bool = True) -> Lifecycle:
     """The deployment of the app given by `-A`, with its tasks and classes imported.
 
     Args:
         makes: the command may make the embedded database; others would only be told of an empty one.
+        checks: the settings are read here, so that a bad one is told at once.
     """
     app = ctx.obj.app
     app.loader.import_default_modules()
     app.finalize()
     lifecycle = lifecycle_of(app)
-    config = lifecycle.config
-    if config.embedded and not makes and not os.path.exists("lifecycle.db"):
+    if checks and lifecycle.config.embedded and not makes and not os.path.exists("lifecycle.db"):
         raise ConfigurationError(
             f"No lifecycle_database_url is set, and there is no lifecycle.db in {os.getcwd()}. Go to the directory where"
             " beat and workers run, or set lifecycle_database_url; give the app with `celery -A <your app> lifecycle …`."

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from celery_lifecycle.cli import text
 from celery_lifecycle.cli.base import Command, deployment, duration, json_option
+from celery_lifecycle.doctor import ERROR, INFO, OK, WARNING, examine
 from celery_lifecycle.health import MAX_LATENESS, measure
+
+COLORS = {ERROR: "red", WARNING: "yellow", INFO: "blue", OK: "green"}
 
 
 @click.command(cls=Command)
@@ -39,3 +44,25 @@ def health(
             click.secho("healthy", fg="green")
         text.pairs(found.lines())
     ctx.exit(0 if found.healthy else 1)
+
+
+@click.command(cls=Command)
+@click.option("--strict", is_flag=True, help="Exit with 1 also for warnings.")
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, strict: bool, json_: bool) -> None:
+    """Look for what is wrong with a deployment, without starting anything: exit code 1 if there is an error."""
+    found = examine(deployment(ctx, makes=True, checks=False))
+    failing = {ERROR, WARNING} if strict else {ERROR}
+    if json_:
+        text.as_json([asdict(one) for one in found])
+    else:
+        for one in found:
+            label = click.style(f"{one.level:<8}", fg=COLORS[one.level])
+            click.echo(f"{label} {click.style(one.subject, bold=True)}: {one.what}")
+            for more in (one.why, one.todo and f"→ {one.todo}"):
+                if more:
+                    click.echo(f"         {more}")
+        counts = [f"{sum(one.level == level for one in found)} {level}" for level in COLORS]
+        click.echo(", ".join(counts))
+    ctx.exit(1 if any(one.level in failing for one in found) else 0)
