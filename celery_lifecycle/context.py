@@ -56,6 +56,11 @@ class JobContext:
         """
         return track(self._deployment, self.job.object, self.job.id, work)
 
+    def tracked(self) -> int:
+        """How much of what this job has handed off by `track`, in this run or an earlier one, is unfinished. Asks the database."""
+        holds = self._deployment.store.holds.of(self.job.object)
+        return sum(hold.kind == "track" and hold.job == self.job.id for hold in holds)
+
     def keep_alive(self) -> KeepAlive:
         """Keep the object for longer than this run: a context manager, or `.release()` later. See `LifecycleObject.keep_alive`."""
         return KeepAlive(self._deployment, self.job.object)

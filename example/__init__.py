@@ -1,0 +1,1 @@
+"""The example shop, and the demo that plays it."""
