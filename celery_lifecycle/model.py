@@ -224,7 +224,8 @@ class InFlight:
     """The durable mark "this attempt has started": on the object, so that no change of a job can lose it.
 
     `limit`, `hook` and `queue` are what a process without the object's class (beat) must know to strike it; `alive` is
-    the version of the `#alive` job that an `on_alarm` link answers.
+    the version of the `#alive` job that an `on_alarm` link answers; `final`: the object was destroyed meanwhile, so its run
+    ends with this link.
     """
 
     job: str
@@ -239,11 +240,12 @@ class InFlight:
     alive: int | None = None
     recovery_loop: bool = False
     suspect: bool = False
+    final: bool = False
 
     def to_json(self) -> str:
         values = (
             self.job, self.version, self.task_id, self.line, self.owner, self.task, self.queue, self.limit, self.hook,
-            self.alive, self.recovery_loop, self.suspect,
+            self.alive, self.recovery_loop, self.suspect, self.final,
         )  # fmt: skip
         return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
 

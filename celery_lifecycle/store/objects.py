@@ -12,7 +12,7 @@ from celery_lifecycle.model import ALARM, SEALED, Job, ObjectRef, ObjectState, W
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import job_of, object_of
 from celery_lifecycle.store.unit import Locked, lock_by_name, lock_or_make, with_job
-from celery_lifecycle.transitions import recurrence
+from celery_lifecycle.transitions import chain, recurrence
 from celery_lifecycle.transitions.derive import Agenda, derive
 
 
@@ -105,7 +105,7 @@ class Objects:
         self.change(ref, lambda state: replace(state, disabled=True), make=True)
 
     def destroy(self, ref: ObjectRef) -> bool:
-        """Delete jobs, storage, keep-alives, switches and strikes. An open run keeps the row; its end removes it."""
+        """Delete jobs, storage, keep-alives, switches and strikes. A link in flight keeps the row; its end removes it."""
 
         def work(tx: Tx) -> bool:
             held = lock_by_name(tx, ref, self.config.chain_length)
@@ -117,11 +117,7 @@ class Objects:
             tx.run(tx.sql.delete_heartbeats, params)
             if state.sealed:
                 tx.run(tx.sql.lift_all_dead, {"kind": ref.kind, "name": ref.name})
-            state = replace(
-                state, paused=None, disabled=False, not_before=None, not_before_count=0, lines=None, holds=0,
-                stored=False, sealed=False, dispatch=None, sent_until=None, sent_count=0,
-            )  # fmt: skip
-            held.save(derive(state, Agenda(), held.now()), Agenda())
+            held.save(derive(chain.destroyed(state), Agenda(), held.now()), Agenda())
             return True
 
         return self.database.run(work)

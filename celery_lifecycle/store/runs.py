@@ -265,7 +265,8 @@ class Runs:
         """Apply the outcome of the attempt in flight; the last link closes the run and dispatches what is due already.
 
         Guard: token and step match and this link is in flight; the outcome only if the job's version is still the one
-        that ran. `storage` (None deletes) is written if and only if the finish is accepted.
+        that ran. `storage` (None deletes) is written if and only if the finish is accepted and the object was not destroyed
+        meanwhile; then this link is the last one.
         """
         return self.database.run(self._finish, link, token, verdict, storage or {})
 
@@ -275,8 +276,11 @@ class Runs:
             return Finished(accepted=False)
         flight = held.state.in_flight
         assert flight is not None
+        closes = link.last or flight.final
+        if flight.final:
+            storage = {}
         agenda: Agenda | None = None
-        if link.last or storage:
+        if closes or storage:
             now, agenda, job = held.agenda(flight.job)
         else:
             now, job = held.job(flight.job)
@@ -299,7 +303,7 @@ class Runs:
             dead = done.dead if verdict.next is None else recurrence.occurrence(done.dead)
             held.bury(dead, verdict.why or Why.FAILED, now, verdict.error, verdict.traceback)
         closing: chain.Claim | None = None
-        if link.last:
+        if closes:
             assert agenda is not None
             if done.remove is not None:
                 agenda = without(agenda, done.remove.id)

@@ -87,6 +87,17 @@ def ended(state: ObjectState) -> ObjectState:
     )
 
 
+def destroyed(state: ObjectState) -> ObjectState:
+    """The state with all forgotten but a link in flight, whose end is that of its run: the later links end quietly."""
+    state = replace(
+        state, paused=None, disabled=False, not_before=None, not_before_count=0, lines=None, holds=0, stored=False,
+        sealed=False, dispatch=None, sent_until=None, sent_count=0,
+    )  # fmt: skip
+    if state.in_flight is None:
+        return ended(state)
+    return replace(state, in_flight=replace(state.in_flight, final=True))
+
+
 def close(state: ObjectState, agenda: Agenda, now: int, config: Config, new_id: str) -> Claim:
     """End a run in good order; what is due already is dispatched in the same breath, without beat."""
     return dispatch(replace(ended(state), sent_count=0), agenda, now, config, new_id)

@@ -6,7 +6,7 @@ import pytest
 
 from celery_lifecycle.model import ALARM, SEALED, Phase
 from celery_lifecycle.transitions import chain
-from celery_lifecycle.transitions.derive import Agenda, derive
+from celery_lifecycle.transitions.derive import Agenda, derive, is_forgettable
 from tests.support.protocol import CONFIG, NOW, agenda, brief, busy_state, open_state, sent_state, state
 
 PATIENCE = 30_000
@@ -239,6 +239,22 @@ def test_ending_a_run_forgets_all_that_belongs_to_it_and_nothing_else():
     assert (end.worker, end.worker_pid) == (None, None)
     kept = ("sent_count", "queue_wait", "lines", "not_before", "versions", "paused", "id")
     assert [getattr(end, name) for name in kept] == [getattr(given, name) for name in kept]
+
+
+def test_a_destroyed_object_forgets_all_but_the_link_in_flight_which_is_then_the_last():
+    """D36"""
+    given = busy_state(paused="p", disabled=True, not_before=5, not_before_count=1, lines="{}", holds=2, stored=True)
+    gone = chain.destroyed(replace(given, sealed=True, versions=9))
+    assert gone.in_flight == replace(given.in_flight, final=True)
+    assert (gone.token, gone.step, gone.versions) == (given.token, given.step, 9)
+    assert is_forgettable(chain.ended(gone), Agenda())
+
+
+def test_a_destroyed_objects_run_ends_at_once_between_two_links():
+    gone = chain.destroyed(open_state("t1", step=2))
+    assert (gone.token, gone.step) == (None, 0)
+    sent = chain.destroyed(sent_state("d1"))
+    assert (sent.dispatch, sent.sent_until, sent.sent_count) == (None, None, 0)
 
 
 def test_closing_a_run_forgets_how_often_it_was_sent():
