@@ -30,7 +30,10 @@ def one_reminder(story: Story) -> tuple[bool, str]:
 def none_when_bought(story: Story) -> tuple[bool, str]:
     mails, left = story.said("mail to bert"), story.bought.jobs.list()
     gone = lifecycle.store.objects.find(story.bought.ref) is None
-    return not mails and not left and gone, f"{len(mails)} mails, the cart is {'gone' if gone else 'still there'}"
+    return (
+        story.is_played and not mails and not left and gone,
+        f"{len(mails)} mails, the cart is {'gone' if gone else 'still there'}",
+    )
 
 
 def billed_each_period(story: Story) -> tuple[bool, str]:

@@ -43,6 +43,11 @@ class Story:
         self._kill(self.parcel, "label", self._pid_of_printer())
         self._kill(self.supplier, "pictures", self._pid_of_copier())
 
+    @property
+    def is_played(self) -> bool:
+        """Whether the customers have done all that they do."""
+        return not self._script
+
     def _kill(self, of: Any, job: str, pid: int | None) -> None:
         """An accident, once: no process can defend itself against this."""
         if pid is not None and job not in self._killed:
