@@ -82,6 +82,7 @@ class ObjectHandle(Scheduling):
 
         Raises:
             TimeInvalid: a naive datetime or a negative delay.
+            ObjectDisabled: the object's alarms were disabled for good.
         """
         at_ms, delay_ms = when(at, None) if isinstance(at, datetime) else when(None, at)
         queue = self._deployment.queue_of(self._alarm_task, None)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from celery_lifecycle.breaker import protocol_job
 from celery_lifecycle.config import Config
+from celery_lifecycle.errors import ObjectDisabled
 from celery_lifecycle.model import ALARM, SEALED, Job, ObjectRef, ObjectState, Why
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import job_of, object_of
@@ -125,10 +126,16 @@ class Objects:
     # --- the bare alarm
 
     def set_alarm(self, ref: ObjectRef, task: str, queue: str, at_ms: int | None, delay_ms: int) -> Job:
-        """Set the bare alarm, in place of the one that stands."""
+        """Set the bare alarm, in place of the one that stands.
+
+        Raises:
+            ObjectDisabled: alarms of the object were disabled for good.
+        """
 
         def work(tx: Tx) -> Job:
             held = lock_or_make(tx, ref, self.config.chain_length)
+            if held.state.disabled:
+                raise ObjectDisabled(f"Alarms of {ref} were disabled for good: none can be set.")
             now, agenda, _ = held.agenda()
             due = now + delay_ms if at_ms is None else at_ms
             version = held.state.versions + 1

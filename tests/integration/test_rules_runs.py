@@ -75,7 +75,7 @@ def test_jobs_of_one_object_run_one_at_a_time(harness: Harness, world: World) ->
     cart = world.Cart("a")
 
     def does(ctx: Any) -> None:
-        harness.advance(3600)  # beat ticks meanwhile
+        harness.advance(600)  # beat ticks meanwhile
         assert harness.messages == []
 
     world.does = does
