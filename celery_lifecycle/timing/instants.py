@@ -16,6 +16,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MAX_MILLIS: Millis = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z, the last instant that a `datetime` can show."""
 
+# So that whatever `now` it is added to, in this millennium, the sum is an instant.
+MAX_DELAY: Millis = 7000 * 366 * 86_400_000
+
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -48,7 +51,7 @@ def delay_to_millis(delay: timedelta | int | float) -> Millis:
     A float counts as the decimal number that it is written as: 0.1 is 100 ms, although the nearest binary
     fraction lies a little above.
 
-    Raises `TimeInvalid` for what is negative, not finite, longer than `datetime` reaches, or no delay at all.
+    Raises `TimeInvalid` for what is negative, not finite, longer than 7,000 years, or no delay at all.
     """
     # The sign is looked at before rounding: -0.0001 s would become 0.
     if isinstance(delay, timedelta):
@@ -68,8 +71,11 @@ def delay_to_millis(delay: timedelta | int | float) -> Millis:
         raise TimeInvalid(f"A delay must be a finite number of seconds, not {delay!r}.")
     if negative:
         raise TimeInvalid(f"A delay must not be negative, and {delay!r} is. Use 0 for 'at once'.")
-    if millis > MAX_MILLIS:
-        raise TimeInvalid("A delay must end before the year 10000. Shorten it, or store no job at all.")
+    if millis > MAX_DELAY:
+        raise TimeInvalid(
+            f"The delay {delay!r} is longer than 7,000 years: it must end before the year 10000. Shorten it, or store no "
+            "job at all."
+        )
     return millis
 
 
