@@ -116,12 +116,10 @@ class LifecycleScheduler(Scheduler):
         while True:
             busy = False
             next_wake: float | None = None
-            queues: list[str] = []
             queue = claims.heads("").next_queue
             while queue is not None:
                 heads = claims.heads(queue)
-                queues.append(queue)
-                busy |= self._dispatch_queue(queue, heads, queues)
+                busy |= self._dispatch_queue(queue, heads)
                 wake = self._next_wake(queue, heads)
                 next_wake = wake if next_wake is None or (wake is not None and wake < next_wake) else next_wake
                 queue = heads.next_queue
@@ -134,7 +132,7 @@ class LifecycleScheduler(Scheduler):
         held = max(0.0, self._held_until.get(queue, 0.0) - time.monotonic())
         return min([max((alarm - heads.now) / 1000, held) for alarm in alarms if alarm is not None], default=3600.0)
 
-    def _dispatch_queue(self, queue: str, heads: Heads, queues: list[str]) -> bool:
+    def _dispatch_queue(self, queue: str, heads: Heads) -> bool:
         """One batch of each phase. Returns whether there may be more that is due."""
         assert self._lifecycle is not None
         if self._held_until.get(queue, 0.0) > time.monotonic():
@@ -148,9 +146,9 @@ class LifecycleScheduler(Scheduler):
             if limit <= 0:
                 continue
             claimed = self._lifecycle.store.claims.claim(queue, phase, limit)
-            for object_id in claimed.lost:
-                self._rescue(object_id, queues)
             sent = self._lifecycle.send(claimed.shipments) if claimed.shipments else 0
+            for object_id in claimed.lost:
+                self._rescue(object_id)
             if phase is Phase.IDLE:
                 at, count = self._sent.get(queue, (0.0, 0))
                 self._sent[queue] = (at, count + sent)
@@ -169,11 +167,11 @@ class LifecycleScheduler(Scheduler):
             self._sent[queue] = (at, count)
         return self._lifecycle.config.dispatch_window - count
 
-    def _rescue(self, object_id: int, queues: list[str]) -> None:
+    def _rescue(self, object_id: int) -> None:
         from celery_lifecycle.worker import tell
 
         assert self._lifecycle is not None
-        ended = self._lifecycle.store.ends.rescue(object_id, queues)
+        ended = self._lifecycle.store.ends.rescue(object_id)
         if ended is not None:
             tell(ended)
 

@@ -35,6 +35,16 @@ class Claimed:
     rows: int = 0
 
 
+def queues_in(tx: Tx) -> list[str]:
+    """The queues that have an alarm, in order."""
+    found: list[str] = []
+    row = tx.row(tx.sql.queue_heads, {"queue": ""})
+    while row is not None and row[4] is not None:
+        found.append(row[4])
+        row = tx.row(tx.sql.queue_heads, {"queue": row[4]})
+    return found
+
+
 class Claims:
     """Claims over one database. Every verb is one short transaction."""
 
@@ -54,12 +64,7 @@ class Claims:
 
     def queues(self) -> list[str]:
         """The queues that have an alarm, in order. Changes nothing."""
-        found: list[str] = []
-        queue = self.heads("").next_queue
-        while queue is not None:
-            found.append(queue)
-            queue = self.heads(queue).next_queue
-        return found
+        return self.database.look(queues_in)
 
     def count_sent(self, queue: str) -> int:
         """How many chains of a queue are on their way, counted up to the dispatch window. Changes nothing."""

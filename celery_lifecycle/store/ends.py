@@ -21,6 +21,7 @@ from celery_lifecycle.model import (
     Shipment,
     Why,
 )
+from celery_lifecycle.store.claims import queues_in
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import job_of
 from celery_lifecycle.store.unit import Locked, lock_by_id, new_token, with_job, without
@@ -148,15 +149,15 @@ class Ends:
 
     # --- a whole worker is lost
 
-    def rescue(self, object_id: int, queues: list[str]) -> Ended | None:
+    def rescue(self, object_id: int) -> Ended | None:
         """Look into a run whose lease is over with a link in flight. By beat only.
 
         The first look sets a doubt and gives the worker a little longer; a renewal clears it. The second look is a
         strike of cause `lost`, or, if the worker was draining, puts the job back without one. None: not this time.
         """
-        return self.database.run(self._rescue, object_id, queues)
+        return self.database.run(self._rescue, object_id)
 
-    def _rescue(self, tx: Tx, object_id: int, queues: list[str]) -> Ended | None:
+    def _rescue(self, tx: Tx, object_id: int) -> Ended | None:
         held = lock_by_id(tx, object_id, self.config.chain_length)
         if held is None:
             return None
@@ -171,7 +172,7 @@ class Ends:
             return None
         if was_draining(tx, state.worker):
             return self._put_back(held)
-        aboard = self._aboard(tx, state, queues, now)
+        aboard = self._aboard(tx, state, now)
         spread = random.uniform(1, 3)
         details = {"worker": state.worker, "aboard": aboard["count"]}
         mine = [state.id, state.in_flight.job]
@@ -189,13 +190,15 @@ class Ends:
         held.save(derive(chain.ended(held.state), agenda, now), agenda)
         return Ended(held.ref, flight, put_back=True)
 
-    def _aboard(self, tx: Tx, state: ObjectState, queues: list[str], now: int) -> dict[str, Any]:
-        """Who was aboard a lost worker: written once per instance, by the first rescue; later ones read it."""
+    def _aboard(self, tx: Tx, state: ObjectState, now: int) -> dict[str, Any]:
+        """Who was aboard a lost worker, in all queues: written once per instance, by the first rescue; later ones read it."""
         key = {"kind": "lost", "key": state.worker}
         row = tx.row(tx.sql.get_heartbeat, key)
         if row is None:
             there = [
-                one for queue in queues for one in tx.rows(tx.sql.aboard, {"queue": queue, "worker": state.worker})
+                one
+                for queue in queues_in(tx)
+                for one in tx.rows(tx.sql.aboard, {"queue": queue, "worker": state.worker})
             ]
             flights = [(found[0], InFlight.from_json(found[1])) for found in there]
             running = [[object_id, flight.job] for object_id, flight in flights if flight]

@@ -393,7 +393,7 @@ def running(t, count=1, job="a"):
 
 def rescue_all(t):
     lost = t.claim(Phase.OPEN).lost
-    return [t.store.ends.rescue(object_id, t.store.claims.queues()) for object_id in lost]
+    return [t.store.ends.rescue(object_id) for object_id in lost]
 
 
 def test_a_loss_takes_two_looks_and_a_renewal_in_between_clears_the_doubt(t, clock):
@@ -431,9 +431,9 @@ def test_the_second_look_is_a_strike_and_the_run_is_ended(t, clock):
 def test_a_rescue_of_a_run_that_is_well_changes_nothing(t):
     [(ref, _)] = running(t)
     before = t.find(ref)
-    assert t.store.ends.rescue(before.id, [QUEUE]) is None
+    assert t.store.ends.rescue(before.id) is None
     assert t.find(ref) == before
-    assert t.store.ends.rescue(10**9, [QUEUE]) is None
+    assert t.store.ends.rescue(10**9) is None
 
 
 def test_a_worker_that_was_draining_costs_nobody_a_strike(t, clock):

@@ -200,7 +200,7 @@ def test_a_destroyed_object_whose_worker_is_lost_is_rescued_and_forgotten(t, clo
     for _ in range(2):
         clock.forward(21)
         for object_id in t.claim(Phase.OPEN).lost:
-            t.store.ends.rescue(object_id, [QUEUE])
+            t.store.ends.rescue(object_id)
     assert t.find().phase is Phase.IDLE
     clock.forward(3601)
     t.store.beats.forget_old()

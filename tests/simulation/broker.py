@@ -28,6 +28,7 @@ class Broker:
         self.away_until = 0
         self.queues: dict[str, deque[str]] = defaultdict(deque)
         self.published = 0
+        self.back_at = 0
 
     @property
     def on_its_way(self) -> int:

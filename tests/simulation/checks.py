@@ -22,6 +22,9 @@ DEAD = f"SELECT id, kind, name, job_id, reason, job FROM {PREFIX}dead_jobs WHERE
 FENCES = ("Ends._rescue", "Ends._end")
 """What may end a run whose body still goes on."""
 STRIKES = (*FENCES, "Ends.struck_inside")
+CLOSERS = (
+    "Runs._finish", "Runs._alarm_failed", "Runs._begin", "Ends._skip", "Ends.unknown",
+)  # fmt: skip
 CLIENTS = (
     "Jobs.cancel_in", "Jobs.revoke", "Objects.destroy", "Jobs.push_in", "Jobs.push_many_in", "DeadJobs.replay",
 )  # fmt: skip
@@ -75,6 +78,7 @@ class Death:
     draining: bool
     at: int
     instance: str
+    killed_by: str | None = None
     counted: bool = False
 
 
@@ -107,15 +111,23 @@ class Checker:
         self.culprits: dict[Any, set[str]] = defaultdict(set)
         self.doubted: dict[str, int] = {}
         self.faulted: set[str] = set()
-        self.sends: list[tuple[int, int, str]] = []
         self.stats: Counter[str] = Counter()
         self.pushed: dict[Any, Any] = {}
         self.last_change = 0
-        self.faults_seen = False
+        self.ready: dict[int, int] = {}
+        self.sendings: Counter[int] = Counter()
+        self.waits: dict[int, int] = {}
+        self.dispatched: dict[int, int] = {}
+        self.all_due: dict[str, bool] = {}
+        self.aboard: dict[str, list[tuple[int, str, bool]]] = {}
+        self.hooks_begun: Counter[Any] = Counter()
 
     def fail(self, invariant: str, told: str) -> None:
         self.world.say(f"*** {invariant}: {told}")
-        raise Violation(invariant, told)
+        violation = Violation(invariant, told)
+        # Whoever catches it on its way up: the simulation ends with it.
+        self.world.broken = self.world.broken or violation
+        raise violation
 
     @property
     def now(self) -> int:
@@ -205,7 +217,9 @@ class Checker:
         if label in ("Objects.destroy", "Objects.resume"):
             self._forgive(old or new)
         if after is not None and new is not None:
+            self._check_sending(label, old, new)
             self._remember_shipment(label, old, after)
+        self._check_punctual(label, old, after)
 
     # --- the alarm
 
@@ -268,6 +282,10 @@ class Checker:
         if new is None or flight is None or new.token is None:
             return
         self.begun[flight.task_id, worker.pid] = new.token
+        if link.job.startswith(HOOK_PREFIX):
+            self.hooks_begun[new.id, link.job] += 1
+            if self.hooks_begun[new.id, link.job] > 1 and not self.simulation.plan.may_repeat:
+                self.fail("a memory hook is tried once", f"{link.job} of {new.ref}")
         if flight.suspect:
             others = [
                 thing.state for thing in self.things.values()
@@ -333,6 +351,9 @@ class Checker:
         struck = struck and not hook and not any(one[4] in ("hung", "timed out", "revoked") for one in dead)
         if label == "Ends._rescue":
             self._check_rescue(old, death)
+            self._check_aboard(old, after, death, struck)
+        if death is not None and death.killed_by in ("hung", "limit", "revoked") and struck:
+            self.fail("a job that was stopped is not struck", f"{flight.job} of {old.ref}: {death.killed_by}")
         if label == "Ends.struck_inside":
             self.culprits[str(old.ref), flight.job].add(f"{old.ref}#{flight.line}")
         if not struck or new is None:
@@ -374,9 +395,30 @@ class Checker:
         if worker is None or not worker.alive:
             return
         running = any(child.pid == old.worker_pid and child.request is not None for child in worker.children)
-        if not running or self.blocked_since(worker, self.doubted.get(old.token or "", self.world.now)):
+        if not running:
+            self.fail("no link is left in flight", f"{old.in_flight and old.in_flight.job} of {old.ref}, {worker.name}")
+        if not self.blocked_since(worker, self.doubted.get(old.token or "", self.world.now)):
+            self.fail("a live worker is not given up", f"{old.ref} runs in {worker.name}")
+
+    def _check_aboard(self, old: ObjectState, after: Thing | None, death: Death | None, struck: bool) -> None:
+        """Who is blamed for the loss of a whole worker."""
+        flight = old.in_flight
+        if death is None or flight is None or not death.whole or flight.job.startswith(HOOK_PREFIX):
             return
-        self.fail("a live worker is not given up", f"{old.ref} runs in {worker.name}")
+        if death.draining:
+            return
+        aboard = self.aboard[death.instance]
+        suspects = [one[:2] for one in aboard if one[2]]
+        mine = (old.id, flight.job)
+        job = after.jobs.get(flight.job) if after else None
+        marked = job is None or job.suspect_on is not None or flight.job in (START, ALARM)
+        if suspects and mine not in suspects:
+            if struck or not marked:
+                self.fail("a suspect is struck for its neighbours", f"{flight.job} of {old.ref}")
+        elif not struck:
+            self.fail("a death is counted", f"{flight.job} of {old.ref}")
+        elif len(aboard) > 1 and not suspects and not marked:
+            self.fail("what is lost together is suspected", f"{flight.job} of {old.ref}")
 
     def blocked_since(self, process: Any, since: int) -> bool:
         """Whether a process could not reach the database at some time from `since` on."""
@@ -442,6 +484,77 @@ class Checker:
 
     # --- chains
 
+    def _check_sending(self, label: str, old: ObjectState | None, new: ObjectState) -> None:
+        """Patience doubles with each sending, and is twice the last wait in the queue."""
+        sent = new.dispatch is not None and (old is None or old.dispatch != new.dispatch)
+        closed = label == "Claims._claim" and old is not None and old.token is not None and new.token is None
+        if closed:
+            self.sendings[new.id] = 0
+        revived = label == "Claims._claim" and new.token is not None and new.lease_until != (old and old.lease_until)
+        if label == "Claims._claim" and new.wake_at is not None and new.wake_at <= self.now:
+            self.fail("a claim moves the alarm on", f"{new.ref}")
+        over = sent or (old is not None and old.token is not None) or new.sent_count == 0
+        if label in CLOSERS and new.token is None and new.sent_count <= 1 and over:
+            self.sendings[new.id] = 0
+        if label == "Claims._release":
+            self.sendings[new.id] = max(0, self.sendings[new.id] - 1)
+            until = new.lease_until if new.token is not None else new.sent_until
+            if until is None or until > self.now + 1000:
+                self.fail("a chain that could not be sent is soon sent again", f"{new.ref}")
+        if new.token is not None and old is not None and old.token is None and new.id in self.dispatched:
+            self.waits[new.id] = self.world.now - self.dispatched[new.id]
+        if label == "Objects.destroy":
+            self.sendings[new.id] = 0
+        if not sent and not revived:
+            return
+        self.dispatched[new.id] = self.world.now
+        self.sendings[new.id] += 1
+        self.stats["sendings"] += 1
+        doublings = min(self.sendings[new.id] - 1, 20)
+        least = max(min(self.config.backup_ms << doublings, self.config.patience_max_ms), 2 * new.queue_wait)
+        until = new.lease_until if revived else new.sent_until
+        if until is None or until < self.now + least:
+            self.fail("patience doubles with each sending", f"{new.ref}: {until} for sending {self.sendings[new.id]}")
+        self._check_window(label, new)
+
+    def _check_window(self, label: str, new: ObjectState) -> None:
+        if label not in ("Claims._claim", "Jobs.push_in", "Claims.claim_one") or new.token is not None:
+            return
+        sent = [
+            thing.state for thing in self.things.values() if thing.state.dispatch and thing.state.queue == new.queue
+        ]
+        # Each process counts for itself, and looks again after a second.
+        counting = self.simulation.plan.beats + 2
+        self.stats["most sent"] = max(self.stats["most sent"], len(sent))
+        if (
+            len(sent)
+            > self.config.dispatch_window * counting + self.simulation.plan.slots * self.simulation.plan.workers
+        ):
+            self.fail("the dispatch window holds", f"{len(sent)} chains on their way in {new.queue}")
+
+    def _check_punctual(self, label: str, old: ObjectState | None, after: Thing | None) -> None:
+        """How long an object whose jobs are due waits for its run, where nothing fails and a process is free."""
+        if not self.simulation.plan.bound:
+            return
+        state = after.state if after else None
+        key = state.id if state else old.id if old else 0
+        if state is not None and state.token is not None and (old is None or old.token is None):
+            began = self.ready.pop(key, None)
+            back = self.simulation.broker.back_at
+            if began is not None and self.world.now - max(began, back) > self.simulation.plan.bound:
+                late = (self.world.now - max(began, back)) / 1000
+                self.fail("what is due runs on time", f"{state.ref} is {late:g} s late")
+        if after is None or state is None or state.token is not None or state.paused or state.disabled:
+            self.ready.pop(key, None)
+            return
+        due = min((self.effective(state, job) for job in after.jobs.values()), default=None)
+        if due is None:
+            self.ready.pop(key, None)
+        elif due - EPOCH > self.world.now or key not in self.ready:
+            self.ready[key] = max(due - EPOCH, self.world.now)
+        else:
+            self.ready[key] = min(self.ready[key], max(due - EPOCH, self.world.now))
+
     def _remember_shipment(self, label: str, old: ObjectState | None, after: Thing) -> None:
         state = after.state
         if state.dispatch is not None and (old is None or old.dispatch != state.dispatch):
@@ -452,20 +565,26 @@ class Checker:
     def _due(self, thing: Thing) -> tuple[tuple[str, ...], bool]:
         state = thing.state
         live = [job for job in thing.jobs.values() if not state.paused or job.id.startswith(HOOK_PREFIX)]
-        due = sorted((self.effective(state, job), job.id) for job in live if self.effective(state, job) <= self.now)
+        due = sorted((job.due_ms, job.id) for job in live if self.effective(state, job) <= self.now)
         ids = [one for _, one in due]
         exclusive = [one for one in ids if thing.jobs[one].exclusive]
         links = [one for one in exclusive or ids if one not in (ALARM, ALIVE)]
         if not links:
             return (ALARM,) if ids else (), bool(ids)
-        return tuple(links[: self.config.chain_length]), len(links) <= self.config.chain_length
+        return tuple(links), len(links) <= self.config.chain_length
 
     def sent(self, shipment: Shipment) -> None:
         links = tuple(job.id for job in shipment.jobs), shipment.all_due
-        wanted = self.expected.get(shipment.token or shipment.dispatch)
-        if wanted != links:
+        wanted = self.expected.get(shipment.token or shipment.dispatch, ((), False))
+        if wanted[1]:
+            right = links == wanted
+        else:  # which of them come first is a matter of the delays that strikes brought
+            length = self.config.chain_length
+            order = [wanted[0].index(one) for one in links[0] if one in wanted[0]]
+            right = not links[1] and len(order) == len(links[0]) == length and order == sorted(order)
+        if not right:
             self.fail("a chain holds what is due, in due order", f"{shipment.ref}: {links}, not {wanted}")
-        self.sends.append((self.world.now, shipment.object_id, shipment.token or ""))
+        self.all_due[shipment.dispatch] = shipment.all_due
 
     def published(self, header: dict[str, Any]) -> None:
         self.stats["messages"] += 1
@@ -498,6 +617,7 @@ class Checker:
                 self._check_overlap(body, other)
         if ctx is not None and (body.object_id, job, version) in self.completed:
             self.fail("what is complete does not run again", f"{ref}#{job} v{version}")
+        self._check_again(body)
         until = self.held.get((body.object_id, job), 0)
         fenced = token in self.ended
         if until > self.now and not fenced:
@@ -511,6 +631,17 @@ class Checker:
         self.bodies.append(body)
         self.active[child.pid] = body
         return dict(act)
+
+    def _check_again(self, body: Body) -> None:
+        for other in self.bodies:
+            if (other.object_id, other.job, other.version) != (body.object_id, body.job, body.version):
+                continue
+            if (other.token, other.task_id) == (body.token, body.task_id) or not body.version:
+                continue
+            reason = other.end == "died" or self.ended.get(other.token) in STRIKES
+            if not reason:
+                told = f"{body.ref}#{body.job} v{body.version}, whose earlier run ended with {other.end!r}"
+                self.fail("a job that has run is not run again", told)
 
     def _check_overlap(self, body: Body, other: Body) -> None:
         ended = self.ended.get(other.token)
@@ -536,6 +667,8 @@ class Checker:
         for other in self.active.values():
             if other.ref == body.ref and other.process is not child:
                 self._check_overlap(body, other)
+        if not self.all_due.get(header["dispatch"]):
+            self.fail("on_alarm comes after all that was due", f"{ref}")
         self.stats["alarms"] += 1
         self.active[child.pid] = body
 
@@ -566,12 +699,17 @@ class Checker:
             draining = child.life.draining if not whole else child.parent.draining_stored
             self.deaths[token] = Death(
                 token, state.id, flight.job, flight.line, guilty or "?", whole, draining, self.world.now,
-                child.life.instance,
+                child.life.instance, getattr(child, "killed_by", None),
             )  # fmt: skip
             self.culprits[str(state.ref), flight.job].add(guilty or f"kill {self.world.now} {child.name}")
             self.stats["deaths"] += 1
 
     def worker_died(self, worker: WorkerProcess) -> None:
+        self.aboard[worker.life.instance] = [
+            (thing.state.id, thing.state.in_flight.job, thing.state.in_flight.suspect)
+            for thing in self.things.values()
+            if thing.state.worker == worker.life.instance and thing.state.in_flight is not None
+        ]
         guilty = None
         for child in worker.children:
             body = self.active.get(child.pid)
@@ -595,11 +733,22 @@ class Checker:
             return False
         return state.wake_at is None or state.wake_at > self.now
 
+    def at_horizon(self) -> None:
+        """What was promised for the time in which faults were still possible."""
+        for queue in self.simulation.plan.served:
+            for thing in self.things.values():
+                if not self._rests(thing) and thing.state.queue == queue:
+                    self.fail("a queue that is served is not held up by others", f"{thing.state.ref}")
+
     def at_end(self) -> None:
         late = [thing for thing in self.things.values() if not self._rests(thing)]
         for thing in late:
             told = f"{thing.state.ref} {thing.state.phase.name} with {sorted(thing.jobs)}"
             self.fail("once faults stop, what is due is run", told)
+        for death in self.deaths.values():
+            uncounted = not (death.counted or death.draining or death.killed_by or death.job.startswith(HOOK_PREFIX))
+            if uncounted and not death.whole and self.ended.get(death.token) in FENCES:
+                self.fail("a death is counted", f"{death.job} of object {death.object_id}")
         for thing in self.things.values():
             state = thing.state
             runnable = thing.jobs and not state.paused and not state.disabled

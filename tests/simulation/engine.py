@@ -85,7 +85,7 @@ class Actor:
         except Killed:
             pass
         except Exception as error:
-            self.process.world.broken = error
+            self.process.world.broken = self.process.world.broken or error
         if self in self.process.actors:
             self.process.actors.remove(self)
 

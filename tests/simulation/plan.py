@@ -22,6 +22,9 @@ class Plan:
         hooks: what `on_start`, `on_alarm` and the memory hooks of an object do, call by call.
         horizon: when faults stop (ms). healing: how long everything may take from there.
         restart: after how long a dead process comes back. poll: how often (ms) beat looks.
+        bound: how late (ms) a run may begin in this plan; 0: no promise.
+        served: queues that must be empty by the horizon, whatever happens to others.
+        may_repeat: a hook whose end nobody heard of may be tried again.
     """
 
     seed: int
@@ -39,6 +42,9 @@ class Plan:
     hooks: dict[str, list[str]] = field(default_factory=dict)
     queues: list[list[str]] = field(default_factory=list)
     unknown: list[Any] = field(default_factory=list)
+    bound: int = 0
+    served: list[str] = field(default_factory=list)
+    may_repeat: bool = False
 
     def config(self) -> Config:
         return Config(database_url="sqlite://", poll_interval=60, **self.settings)
@@ -210,6 +216,9 @@ def calm(writer: Writer) -> None:
     """Nothing fails: what is due runs on time, and once."""
     ordinary(writer)
     writer.plan.horizon = 60_000
+    writer.plan.slots, writer.plan.workers = 6, 1
+    writer.plan.settings["dispatch_window"] = 1000
+    writer.plan.bound = writer.plan.poll + 300
     writer.some_pushes(writer.within(2, 9), "ok", "yield", "again", "fail")
     if writer.flip(0.5):
         writer.some_changes(writer.within(1, 3), *GENTLE)
@@ -285,10 +294,15 @@ def outages(writer: Writer) -> None:
 def broker(writer: Writer) -> None:
     """The broker goes away, or breaks after it has taken a message."""
     ordinary(writer)
+    writer.plan.slots, writer.plan.workers = 6, 1
+    writer.plan.settings["dispatch_window"] = 1000
     writer.some_pushes(writer.within(2, 8), "ok", "yield", "fail", "again")
     for _ in range(writer.within(0, 3)):
         writer.event(writer.when(), "broker_away", **{"for": writer.pick(100, 3000, 22_000)})
-    writer.some_faults("uncertain", writer.within(0, 3), 14)
+    if writer.flip(0.5):
+        writer.plan.bound = writer.plan.poll + 2500
+    else:
+        writer.some_faults("uncertain", writer.within(1, 3), 14)
 
 
 def doomed(writer: Writer) -> None:
@@ -378,6 +392,10 @@ def windows(writer: Writer) -> None:
             writer.push(
                 writer.within(0, 20_000), name, [writer.step("ok")], id=writer.pick("a", "b"), task="work", delay=0
             )
+    unserved = len(plan.queues[0]) == 1
+    if unserved and writer.flip(0.6):
+        plan.served = plan.queues[0]
+        return
     if writer.flip(0.5):
         writer.event(0, "stall", who="worker", index=0, **{"for": writer.within(20_000, plan.horizon)})
     writer.some_faults("lose", writer.within(0, 3), 8)
@@ -387,7 +405,7 @@ def chaos(writer: Writer) -> None:
     """Everything at once."""
     for part in writer.random.sample([messages, switches, deaths, outages, broker, deploys], 3):
         part(writer)
-    writer.plan.horizon = 200_000
+    writer.plan.horizon, writer.plan.bound = 200_000, 0
 
 
 PROFILES: dict[str, Callable[[Writer], None]] = {

@@ -16,6 +16,7 @@ from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceed
 from celery.worker.request import Request
 
 import celery_lifecycle.beat
+import celery_lifecycle.events
 import celery_lifecycle.life
 import celery_lifecycle.lifecycle
 import celery_lifecycle.memory
@@ -211,7 +212,7 @@ class WorkerProcess(Process):
         self.simulation.checker.child_died(child)
         request, self_killed = child.request, getattr(child, "killed_by", None)
         delay = 14 + self.world.draw("notice", 250)
-        if request is not None and self_killed not in ("limit", "hung"):
+        if request is not None:
             error: Exception = WorkerLostError("Worker exited prematurely: signal 9 (SIGKILL) Job: 0.")
             if self_killed == "revoked":
                 error = Terminated(15)
@@ -335,7 +336,7 @@ class Simulation:
             (p.store, "Database", SimDatabase),
             (p.task, "forward_chain", lambda app, chain, root, parent: self.forward(list(chain))),
             (p.task, "uuid", lambda: world.digits("task", 32)),
-            (p.memory, "gc", SimpleNamespace(collect=lambda: 0)),
+            (p.events, "unexpected", self._unexpected), (p.memory, "gc", SimpleNamespace(collect=lambda: 0)),
         ]  # fmt: skip
         with contextlib.ExitStack() as stack:
             for module, name, value in patches:
@@ -350,6 +351,11 @@ class Simulation:
                 self.world.end()
                 application.running.pop()
                 application.app.lifecycle, QUIET.disabled = before
+
+    def _unexpected(self, what: str, error: BaseException) -> None:
+        """What the code under test takes for a bug is one."""
+        if isinstance(error, Exception):
+            self.world.broken = self.world.broken or error
 
     def _running_links(self) -> list[tuple[Any, dict[str, Any]]]:
         process = self.world.process
@@ -367,6 +373,7 @@ class Simulation:
             for event in self.plan.events:
                 self.world.at(event["at"], lambda event=event: self._happen(event))
             self.world.run(self.plan.horizon)
+            self.checker.at_horizon()
             self._heal()
             self.world.run(self.plan.horizon + self.plan.healing, done=self.checker.is_quiet)
             self.checker.at_end()
@@ -406,6 +413,7 @@ class Simulation:
     def _do_broker_away(self, event: dict[str, Any]) -> None:
         self.world.say(f"the broker goes away for {event['for'] / 1000:g} s")
         self.broker.away_until = max(self.broker.away_until, self.world.now + event["for"])
+        self.broker.back_at = self.broker.away_until
 
     def _do_flush(self, event: dict[str, Any]) -> None:
         self.world.say("the broker forgets its messages")
