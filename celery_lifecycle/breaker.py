@@ -129,7 +129,7 @@ def strike(
     window = round(config.strike_window * 1000)
     before = struck.strikes if struck else 0
     lines, in_line = counted(state.lines, flight.line, flight.job, now, window, before)
-    state = replace(state, lines=lines)
+    state = state.but(lines=lines)
     strikes = max(before + 1, in_line)
     wait_until = now + delay_ms(strikes, config, spread)
     sealing = strikes >= flight.limit
@@ -137,7 +137,7 @@ def strike(
         return _of_object(state, flight, struck, now, wait_until, strikes, sealing, cause, config)
     if sealing:
         doomed = tuple(job for job in related if job.line == flight.line or job.recovery_loop or job is struck)
-        state = replace(state, lines=without_line(state.lines, flight.line))
+        state = state.but(lines=without_line(state.lines, flight.line))
         context = MemoryLimitContext(
             True, None, flight.job, tuple(job.id for job in doomed), strikes, flight.limit, cause.value
         )
@@ -170,9 +170,9 @@ def _of_object(
     config: Config,
 ) -> Strike:
     """`on_start` or `on_alarm` died: the object as a whole is held back, and paused as sealed at the limit."""
-    state = replace(state, not_before=max(state.not_before or 0, wait_until))
+    state = state.but(not_before=max(state.not_before or 0, wait_until))
     if sealing:
-        state = replace(state, paused=SEALED)
+        state = state.but(paused=SEALED)
     write: tuple[Job, ...] = ()
     if flight.job == ALARM and alarm is None:
         state, alarm = _protocol_job(state, ALARM, flight.task, flight.queue, "null", now)
@@ -197,7 +197,7 @@ def _protocol_job(
     state: ObjectState, job_id: str, task: str, queue: str, payload: str, now: int
 ) -> tuple[ObjectState, Job]:
     version = state.versions + 1
-    return replace(state, versions=version), protocol_job(state, job_id, version, task, queue, payload, now)
+    return state.but(versions=version), protocol_job(state, job_id, version, task, queue, payload, now)
 
 
 def protocol_job(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from celery_lifecycle.breaker import fresh_lines
@@ -128,7 +128,7 @@ class Beats:
                     continue
                 held = Locked(tx, state, self.config.chain_length)
                 at, agenda, _ = held.agenda()
-                held.save(derive(replace(state, lines=lines), agenda, at), agenda)
+                held.save(derive(state.but(lines=lines), agenda, at), agenda)
                 done += 1
             return done
 

@@ -53,7 +53,7 @@ class DeadJobs:
             )  # fmt: skip
             held.put_job(job)
             tx.run(tx.sql.delete_dead, {"id": key})
-            state = replace(held.state, versions=version, sealed=self._still_sealed(tx, old.object))
+            state = held.state.but(versions=version, sealed=self._still_sealed(tx, old.object))
             agenda = with_job(agenda, job)
             held.save(derive(state, agenda, now), agenda)
             return job
@@ -91,7 +91,7 @@ class DeadJobs:
         held = lock_by_name(tx, dead.job.object, self.config.chain_length)
         if held is not None:
             now, agenda, _ = held.agenda()
-            state = replace(held.state, sealed=self._still_sealed(tx, dead.job.object))
+            state = held.state.but(sealed=self._still_sealed(tx, dead.job.object))
             held.save(derive(state, agenda, now), agenda)
 
     def _still_sealed(self, tx: Tx, ref: ObjectRef) -> bool:

@@ -167,7 +167,7 @@ class Ends:
             held.save(derive(state, agenda, now), agenda)
             return None
         if not state.doubt:
-            doubted = replace(state, doubt=True, lease_until=now + self.config.doubt_ms)
+            doubted = state.but(doubt=True, lease_until=now + self.config.doubt_ms)
             held.save(derive(doubted, agenda, now), agenda)
             return None
         if was_draining(tx, state.worker):
@@ -236,7 +236,7 @@ class Ends:
         if link.token is None:
             if held.state.dispatch != link.dispatch:
                 return None, None
-            state = replace(held.state, dispatch=None, sent_until=None)
+            state = held.state.but(dispatch=None, sent_until=None)
         elif run.may_begin(held.state, link) is None:
             state = held.state
         else:
@@ -307,7 +307,7 @@ def struck_by(
     for job in struck.seal:
         held.bury(job, Why.SEALED, now, error=f"sealed after a {cause.value} death", details=facts)
         held.remove_job(job.id)
-    return struck, replace(struck.state, sealed=True) if struck.seal else struck.state
+    return struck, struck.state.but(sealed=True) if struck.seal else struck.state
 
 
 def was_draining(tx: Tx, worker: str | None) -> bool:
@@ -329,7 +329,7 @@ def _given_up(
     held.bury(recurrence.occurrence(job), why, now, error=error, details=details)
     if after.dropped:
         held.record_misfire(job, now, after.dropped)
-    state = replace(state, versions=state.versions + 1)
+    state = state.but(versions=state.versions + 1)
     job = replace(
         run.unmarked(job), version=state.versions, due_ms=after.due, schedule_json=after.schedule_json, attempt=0,
         unknown_since_ms=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from celery_lifecycle.breaker import protocol_job
@@ -72,7 +72,7 @@ class Holds:
                     "data": json.dumps(known),
                 },
             )  # fmt: skip
-            held.save(derive(replace(state, holds=state.holds + (existing is None)), agenda, now), agenda)
+            held.save(derive(state.but(holds=state.holds + (existing is None)), agenda, now), agenda)
 
         self.database.run(work)
 
@@ -171,7 +171,7 @@ class Holds:
         version = state.versions + 1
         job = protocol_job(state, ALIVE, version, wake[0], wake[1], "null", now)
         held.put_job(job)
-        return replace(state, versions=version), with_job(agenda, job)
+        return state.but(versions=version), with_job(agenda, job)
 
     def of(self, ref: ObjectRef) -> list[Hold]:
         """What keeps one object. Changes nothing."""
@@ -203,4 +203,4 @@ def _hold_of(row: Any) -> Hold:
 
 
 def _one_less(state: ObjectState) -> ObjectState:
-    return replace(state, holds=max(state.holds - 1, 0))
+    return state.but(holds=max(state.holds - 1, 0))

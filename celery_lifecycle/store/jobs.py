@@ -110,7 +110,10 @@ class Jobs:
             )
         kept = self._kept(held, draft, existing) if draft.keep else None
         if kept is not None:
-            renewed = recurrence.with_policy(kept, self._made(draft, kept.id, kept.version, kept, pusher, now))
+            renewed = kept
+            if draft.schedule is not None:
+                wanted = self._made(draft, kept.id, kept.version, kept, pusher, now)
+                renewed = recurrence.with_policy(kept, wanted)
             if renewed != kept:
                 held.put_job(renewed)
                 agenda = with_job(agenda, renewed)
@@ -125,7 +128,7 @@ class Jobs:
             state = held.state
         job = self._made(draft, job_id, state.versions + 1, existing, pusher, now)
         agenda = with_job(agenda, job)
-        state = replace(state, versions=job.version)
+        state = state.but(versions=job.version)
         shipment = None
         if claims and state.token is None and state.dispatch is None:
             claim = chain.dispatch(state, agenda, now, self.config, new_token())
@@ -185,7 +188,7 @@ class Jobs:
         for dead in same:
             tx.run(tx.sql.lift_dead, {"id": dead.key})
         if len(same) == len(sealed):
-            held.state = replace(held.state, sealed=False)
+            held.state = held.state.but(sealed=False)
         return None
 
     def push_many(self, drafts: Sequence[Draft]) -> list[Job]:
@@ -299,7 +302,7 @@ class Jobs:
         version = held.state.versions + 1
         job = replace(job, version=version, due_ms=now + delay_ms if at_ms is None else at_ms, attempt=0)
         agenda = with_job(agenda, job)
-        state = derive(replace(held.state, versions=version), agenda, now)
+        state = derive(held.state.but(versions=version), agenda, now)
         held.save_with_job(state, agenda, tx.sql.update_job, job)
         return job
 

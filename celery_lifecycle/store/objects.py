@@ -58,7 +58,7 @@ class Objects:
 
     def pause(self, ref: ObjectRef, reason: str) -> None:
         """Stop new runs until `resume`; an open run goes on to its end. A sealed object stays sealed."""
-        self.change(ref, lambda state: replace(state, paused=state.paused or reason), make=True)
+        self.change(ref, lambda state: state.but(paused=state.paused or reason), make=True)
 
     def resume(self, ref: ObjectRef) -> bool:
         """Let runs begin again. What a breaker left is cleared: strikes, suspicion, delays, seals. False if no such object."""
@@ -74,8 +74,8 @@ class Objects:
                     held.write_job(replace(job, strikes=0, suspect_on=None, not_before_ms=None))
                 if state.sealed:
                     tx.run(tx.sql.lift_all_dead, {"kind": ref.kind, "name": ref.name})
-                state = replace(state, lines=None, not_before=None, not_before_count=0, sealed=False)
-            state = self._without_missed(held, replace(state, paused=None))
+                state = state.but(lines=None, not_before=None, not_before_count=0, sealed=False)
+            state = self._without_missed(held, state.but(paused=None))
             now, agenda, _ = held.agenda()
             held.save(derive(state, agenda, now), agenda)
             return True
@@ -97,13 +97,13 @@ class Objects:
                 continue
             if waking.dropped:
                 held.record_misfire(job, now, waking.dropped)
-            state = replace(state, versions=state.versions + 1)
+            state = state.but(versions=state.versions + 1)
             held.write_job(replace(waking.job, version=state.versions))
         return state
 
     def disable(self, ref: ObjectRef) -> None:
         """Disable alarms for good: nothing wakes the object any more, and a push raises."""
-        self.change(ref, lambda state: replace(state, disabled=True), make=True)
+        self.change(ref, lambda state: state.but(disabled=True), make=True)
 
     def destroy(self, ref: ObjectRef) -> bool:
         """Delete jobs, storage, keep-alives, switches and strikes. A link in flight keeps the row; its end removes it."""
@@ -143,7 +143,7 @@ class Objects:
             job = protocol_job(held.state, ALARM, version, task, queue, payload, due)
             held.put_job(job)
             agenda = with_job(agenda, job)
-            held.save(derive(replace(held.state, versions=version), agenda, now), agenda)
+            held.save(derive(held.state.but(versions=version), agenda, now), agenda)
             return job
 
         return self.database.run(work)
@@ -184,6 +184,6 @@ class Objects:
                     tx.run(tx.sql.put_value, {"object": object_id, "key": key, "value": value})
             stored = writes or tx.row(tx.sql.any_value, {"object": object_id}) is not None
             now, agenda, _ = held.agenda()
-            held.save(derive(replace(held.state, stored=stored), agenda, now), agenda)
+            held.save(derive(held.state.but(stored=stored), agenda, now), agenda)
 
         self.database.run(work)

@@ -186,7 +186,7 @@ class Runs:
             limit=calling.limit, hook=calling.hook, recovery_loop=job.recovery_loop, suspect=job.suspect_on is not None,
         )  # fmt: skip
         state = run.started(state, flight, worker, now, self.config)
-        held.save(replace(state, queue=state.queue or job.queue), None)
+        held.save(state.but(queue=state.queue or job.queue), None)
         return replace(opened, state=state, job=job, now=now, waking=waking)
 
     def _moved_on(
@@ -195,7 +195,7 @@ class Runs:
         """A schedule whose occurrence is dropped goes on with its next one."""
         if waking.dropped:
             held.record_misfire(job, now, waking.dropped)
-        state = replace(state, versions=state.versions + 1)
+        state = state.but(versions=state.versions + 1)
         held.write_job(replace(waking.job, version=state.versions))
         return state
 
@@ -343,8 +343,8 @@ class Runs:
         if not storage:
             return state
         if any(value is not None for value in storage.values()):
-            return replace(state, stored=True)
-        return replace(state, stored=tx.row(tx.sql.any_value, {"object": state.id}) is not None)
+            return state.but(stored=True)
+        return state.but(stored=tx.row(tx.sql.any_value, {"object": state.id}) is not None)
 
     def _answered(self, held: Locked, agenda: Agenda, version: int) -> Agenda:
         """`on_alarm` has answered a keep-alive whose holder died, unless another one died meanwhile."""
@@ -381,7 +381,7 @@ class Runs:
                 held.remove_job(ALARM)
                 agenda, due = without(agenda, ALARM), None
             else:
-                state = replace(state, versions=version)
+                state = state.but(versions=version)
                 held.put_job(retry)
                 agenda = with_job(agenda, retry)
         if flight.alive is not None:
@@ -403,7 +403,7 @@ class Runs:
             now, agenda, _ = held.agenda()
             count = held.state.not_before_count + 1
             wait = min(1000 << min(count - 1, 30), round(self.config.strike_delay_max * 1000))
-            state = replace(chain.ended(held.state), not_before=now + wait, not_before_count=count)
+            state = chain.ended(held.state).but(not_before=now + wait, not_before_count=count)
             held.save(derive(state, agenda, now), agenda)
             return now + wait
 

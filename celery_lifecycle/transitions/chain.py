@@ -34,7 +34,7 @@ def dispatch(state: ObjectState, agenda: Agenda, now: int, config: Config, new_i
         return Claim(derive(state, agenda, now))
     links, all_due = due_links(state, agenda, now, config.chain_length)
     if not links:
-        return Claim(derive(replace(state, dispatch=None, sent_until=None), agenda, now))
+        return Claim(derive(state.but(dispatch=None, sent_until=None), agenda, now))
     sent_until = now + patience(state, config, more=1)
     state = state.but(dispatch=new_id, sent_count=state.sent_count + 1, queue=links[0].queue, sent_until=sent_until)
     shipment = Shipment(state.id, state.ref, new_id, None, 0, links, all_due, now)
@@ -60,7 +60,7 @@ def revive(state: ObjectState, agenda: Agenda, now: int, config: Config, new_id:
     """
     links, all_due = due_links(state, agenda, now, config.chain_length)
     if not links:
-        return Claim(derive(ended(replace(state, sent_count=0)), agenda, now))
+        return Claim(derive(ended(state.but(sent_count=0)), agenda, now))
     lease_until = now + patience(state, config, more=1)
     state = state.but(sent_count=state.sent_count + 1, lease_until=lease_until)
     shipment = Shipment(state.id, state.ref, new_id, state.token, state.step, links, all_due, now)
@@ -72,32 +72,30 @@ def release(state: ObjectState, agenda: Agenda, shipment: Shipment, now: int, ba
     if shipment.token is None:
         if state.dispatch != shipment.dispatch:
             return None
-        state = replace(state, sent_until=now + back_off)
+        state = state.but(sent_until=now + back_off)
     else:
         if state.token != shipment.token or state.in_flight is not None or state.step != shipment.first_position:
             return None
-        state = replace(state, lease_until=now + back_off)
-    return derive(replace(state, sent_count=max(state.sent_count - 1, 0)), agenda, now)
+        state = state.but(lease_until=now + back_off)
+    return derive(state.but(sent_count=max(state.sent_count - 1, 0)), agenda, now)
 
 
 def ended(state: ObjectState) -> ObjectState:
     """The state with its run ended: token, lease, doubt and what was in flight are forgotten."""
-    return replace(
-        state, token=None, lease_until=None, doubt=False, step=0, in_flight=None, worker=None, worker_pid=None
-    )
+    return state.but(token=None, lease_until=None, doubt=False, step=0, in_flight=None, worker=None, worker_pid=None)
 
 
 def destroyed(state: ObjectState) -> ObjectState:
     """The state with all forgotten but a link in flight, whose end is that of its run: the later links end quietly."""
-    state = replace(
-        state, paused=None, disabled=False, not_before=None, not_before_count=0, lines=None, holds=0, stored=False,
+    state = state.but(
+        paused=None, disabled=False, not_before=None, not_before_count=0, lines=None, holds=0, stored=False,
         sealed=False, dispatch=None, sent_until=None, sent_count=0,
     )  # fmt: skip
     if state.in_flight is None:
         return ended(state)
-    return replace(state, in_flight=replace(state.in_flight, final=True))
+    return state.but(in_flight=replace(state.in_flight, final=True))
 
 
 def close(state: ObjectState, agenda: Agenda, now: int, config: Config, new_id: str) -> Claim:
     """End a run in good order; what is due already is dispatched in the same breath, without beat."""
-    return dispatch(replace(ended(state), sent_count=0), agenda, now, config, new_id)
+    return dispatch(ended(state).but(sent_count=0), agenda, now, config, new_id)

@@ -62,7 +62,7 @@ def next_wake(state: ObjectState, agenda: Agenda, now: int) -> tuple[str | None,
 def derive(state: ObjectState, agenda: Agenda, now: int) -> ObjectState:
     """The state with its alarm put right. A dispatch that nothing waits for any more is forgotten."""
     if state.token is None and state.dispatch is not None and not runnable(state, agenda):
-        state = replace(state, dispatch=None, sent_until=None)
+        state = state.but(dispatch=None, sent_until=None)
     queue, wake_at = next_wake(state, agenda, now)
     if (queue, wake_at) == (state.queue, state.wake_at):
         return state
@@ -93,7 +93,7 @@ def due_links(state: ObjectState, agenda: Agenda, now: int, length: int) -> tupl
     due = [job for job in runnable(state, agenda) if effective_due(state, job) <= now]
     if len(due) == 1 and due[0].id not in (ALARM, ALIVE):
         return tuple(due), True
-    due.sort(key=lambda job: (effective_due(state, job), job.id))
+    due.sort(key=lambda job: job.place)
     exclusive = [job for job in due if job.exclusive]
     links = [job for job in (exclusive or due) if job.id not in (ALARM, ALIVE)]
     if not links:

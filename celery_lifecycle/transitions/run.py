@@ -48,9 +48,9 @@ def open_run(
         refusal = Refusal.NOTHING_DUE
     if refusal is None:
         wait = max(0, now - link.sent_ms)
-        state = replace(state, token=token, step=0, dispatch=None, sent_until=None, queue_wait=wait, in_flight=None)
+        state = state.but(token=token, step=0, dispatch=None, sent_until=None, queue_wait=wait, in_flight=None)
     elif state.dispatch == link.dispatch:
-        state = replace(state, dispatch=None, sent_until=None)
+        state = state.but(dispatch=None, sent_until=None)
     return state, refusal
 
 
@@ -75,8 +75,7 @@ def is_due(state: ObjectState, job: Job | None, now: int) -> bool:
 def started(state: ObjectState, flight: InFlight, worker: Worker, now: int, config: Config) -> ObjectState:
     """The durable "attempt has started": in flight, under a lease."""
     lease = now + config.lease_ms
-    return replace(
-        state,
+    return state.but(
         step=state.step + 1,
         in_flight=flight,
         worker=worker.instance,
@@ -90,20 +89,19 @@ def started(state: ObjectState, flight: InFlight, worker: Worker, now: int, conf
 def waiting(state: ObjectState, now: int, config: Config) -> ObjectState:
     """Nothing in flight, the next link on its way: the lease covers that way."""
     lease = now + patience(state, config)
-    return replace(state, in_flight=None, lease_until=lease, wake_at=lease, doubt=False)
+    return state.but(in_flight=None, lease_until=lease, wake_at=lease, doubt=False)
 
 
 def passed(state: ObjectState, now: int, config: Config) -> ObjectState:
     """A link that is accepted but has nothing to run: the next one may come."""
-    return waiting(replace(state, step=state.step + 1), now, config)
+    return waiting(state.but(step=state.step + 1), now, config)
 
 
 def entered(state: ObjectState, flight: InFlight, config: Config, now: int) -> ObjectState:
     """`on_start` has ended well: now the job itself is in flight, and start-up failures are forgotten."""
     lines = breaker.cleared(state.lines, START, START)
     lease = now + config.lease_ms
-    return replace(
-        state,
+    return state.but(
         in_flight=flight,
         lines=lines,
         not_before=None,
@@ -175,7 +173,7 @@ def finish(state: ObjectState, job: Job | None, verdict: Verdict, now: int, conf
     assert flight is not None
     state = waiting(state, now, config)
     if verdict.clean:
-        state = replace(state, lines=breaker.cleared(state.lines, flight.line, flight.job))
+        state = state.but(lines=breaker.cleared(state.lines, flight.line, flight.job))
     if job is None:
         return Finish(state, discarded=flight.job != ALARM)
     if job.version != flight.version:
@@ -186,7 +184,7 @@ def finish(state: ObjectState, job: Job | None, verdict: Verdict, now: int, conf
         return Finish(state, remove=job, dead=dead)
     job = acquitted(job) if verdict.clean else unmarked(job)
     version = state.versions + 1
-    state = replace(state, versions=version)
+    state = state.but(versions=version)
     if verdict.next is not None:
         due, schedule = verdict.next
         job = replace(job, schedule_json=schedule, attempt=0)

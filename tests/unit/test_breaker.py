@@ -261,7 +261,7 @@ def test_a_job_lost_with_others_becomes_a_suspect_and_stays_one_until_a_clean_en
 
 def test_the_mark_of_a_waiting_suspect_is_its_own():
     marks = {breaker.waiting_mark(job(name)) for name in ("a", "b")}
-    other = replace(job("a"), object=replace(job("a").object, name="other"))
+    other = replace(job("a"), object=job("a").object._replace(name="other"))
     assert len(marks | {breaker.waiting_mark(other)}) == 3
     assert all(len(mark) <= 64 for mark in marks)
 
