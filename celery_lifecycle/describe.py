@@ -42,11 +42,14 @@ def clock(ms: int) -> str:
     return f"{from_millis(min(ms, MAX_MILLIS)):%Y-%m-%d %H:%M:%S}Z"
 
 
+def distance(ms: int, now: int) -> str:
+    """How far an instant is from now: `in 3 min`, `5 s ago`."""
+    return f"in {span(ms - now)}" if ms > now else f"{span(now - ms)} ago"
+
+
 def when(ms: int | None, now: int) -> str:
     """An instant with its distance from now; `-` for none."""
-    if ms is None:
-        return "-"
-    return f"{clock(ms)} ({f'in {span(ms - now)}' if ms > now else f'{span(now - ms)} ago'})"
+    return "-" if ms is None else f"{clock(ms)} ({distance(ms, now)})"
 
 
 def word(state: ObjectState, now: int) -> str:

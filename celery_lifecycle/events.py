@@ -213,3 +213,7 @@ def migrated(names: Iterable[str]) -> None:
 
 def holder_died(ref: ObjectRef, kind: str, key: str) -> None:
     _say(logging.WARNING, "%s: the holder of %s %s died", ref, kind, key, ref=ref)
+
+
+def changed_by_hand(ref: ObjectRef, action: str, what: str, who: str) -> None:
+    _say(logging.INFO, "%s: %s in Flower by %s: %s", ref, action, who, what or "-", ref=ref)

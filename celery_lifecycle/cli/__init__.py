@@ -18,6 +18,6 @@ def lifecycle() -> None:
 for _command in (
     change.migrate, look.status, look.objects, look.jobs, look.show, change.push, change.cancel, change.reschedule,
     change.pause, change.resume, change.disable, change.rearm, change.destroy, dead.dead, look.workers, look.beats,
-    look.preview, diagnose.health, diagnose.doctor,
+    look.preview, diagnose.health, diagnose.doctor, diagnose.flower,
 ):  # fmt: skip
     lifecycle.add_command(_command)

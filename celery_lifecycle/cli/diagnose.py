@@ -9,6 +9,7 @@ import click
 from celery_lifecycle.cli import text
 from celery_lifecycle.cli.base import Command, deployment, duration, json_option
 from celery_lifecycle.doctor import ERROR, INFO, OK, WARNING, examine
+from celery_lifecycle.flower import start
 from celery_lifecycle.health import MAX_LATENESS, measure
 
 COLORS = {ERROR: "red", WARNING: "yellow", INFO: "blue", OK: "green"}
@@ -66,3 +67,14 @@ def doctor(ctx: click.Context, strict: bool, json_: bool) -> None:
         counts = [f"{sum(one.level == level for one in found)} {level}" for level in COLORS]
         click.echo(", ".join(counts))
     ctx.exit(1 if any(one.level in failing for one in found) else 0)
+
+
+@click.command(cls=Command, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="[FLOWER OPTIONS]", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def flower(ctx: click.Context, arguments: tuple[str, ...]) -> None:
+    """Start Flower with Lifecycle pages: objects, their jobs and strikes, dead jobs.
+
+    They are read-only unless Flower has a login (--basic-auth, --auth). All of Flower's own options may follow.
+    """
+    start(ctx, deployment(ctx), arguments)

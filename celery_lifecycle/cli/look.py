@@ -103,7 +103,7 @@ def objects(
 @click.pass_context
 def jobs(ctx: click.Context, ref: ObjectRef, all_: bool, json_: bool) -> None:
     """List the pending jobs of an object in due order."""
-    picture = _picture(ctx, ref)
+    picture = _picture(ctx, ref, 1_000_000)
     shown = [job for job in picture.jobs if all_ or not is_protocol_id(job.id)]
     if json_:
         text.as_json([describe.job_facts(picture.state, job) for job in shown])
@@ -111,9 +111,9 @@ def jobs(ctx: click.Context, ref: ObjectRef, all_: bool, json_: bool) -> None:
     _table_of_jobs(picture, shown)
 
 
-def _picture(ctx: click.Context, ref: ObjectRef) -> Picture:
+def _picture(ctx: click.Context, ref: ObjectRef, max_jobs: int = 1000) -> Picture:
     lifecycle = deployment(ctx)
-    picture = lifecycle.store.watch.picture(ref)
+    picture = lifecycle.store.watch.picture(ref, max_jobs=max_jobs)
     if picture is None:
         dead = lifecycle.store.watch.dead(ref, limit=1)
         told = " It has dead jobs: `lifecycle dead list`." if dead else ""

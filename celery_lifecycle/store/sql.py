@@ -290,7 +290,9 @@ class Sql:
             f"SELECT object_id, count(*) FROM {j} WHERE object_id {self._is_in(ids)} AND (id < '#' OR id >= '$')"
             " GROUP BY object_id"
         )
-        self.all_jobs_of = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object ORDER BY {_EFFECTIVE}, id")
+        self.all_jobs_of = self._(
+            f"SELECT {job_columns} FROM {j} WHERE object_id = :object ORDER BY {_EFFECTIVE}, id LIMIT :limit"
+        )
         self.first_alarm = self._(
             f"SELECT {columns} FROM {o} WHERE queue = :queue AND phase = :phase ORDER BY wake_at LIMIT 1"
         )

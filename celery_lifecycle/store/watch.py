@@ -22,7 +22,7 @@ class Picture:
     """Everything that is known of one object at one time.
 
     Attributes:
-        jobs: all of them in due order, also the protocol's own.
+        jobs: the earliest ones in due order, also the protocol's own.
         worker: the heartbeat of the worker instance that runs it, if there is one.
         storage: keys with the size of their values, at most `limit` of each kind of thing.
         dead: its dead jobs, newest first.
@@ -143,15 +143,15 @@ class Watch:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    def picture(self, ref: ObjectRef, limit: int = 100) -> Picture | None:
-        """Everything about one object; None if it has no row."""
+    def picture(self, ref: ObjectRef, limit: int = 100, max_jobs: int = 1000) -> Picture | None:
+        """Everything about one object, of each kind of thing at most so many; None if it has no row."""
 
         def work(tx: Tx) -> Picture | None:
             row = tx.row(tx.sql.find_named, {"kind": ref.kind, "name": ref.name})
             if row is None:
                 return None
             state, params = object_of(row), {"object": row[0]}
-            jobs = tuple(job_of(ref, found) for found in tx.rows(tx.sql.all_jobs_of, params))
+            jobs = tuple(job_of(ref, found) for found in tx.rows(tx.sql.all_jobs_of, {**params, "limit": max_jobs}))
             worker = None
             if state.worker is not None:
                 beat = tx.row(tx.sql.get_heartbeat, {"kind": "worker", "key": state.worker})
