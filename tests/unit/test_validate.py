@@ -71,7 +71,7 @@ def test_payloads_are_json_as_it_was_given():
         {"a": {None: 1}},
         {"a": {1, 2}},
         b"bytes",
-        object(),
+        type("Thing", (), {"__repr__": lambda self: "<a thing>"})(),
         math.nan,
         math.inf,
         [-math.inf],
