@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from celery_lifecycle.timing.instants import from_millis
 from celery_lifecycle.timing.schedule import first_due, spec_every, spec_for
 from celery_lifecycle.transitions import recurrence
 from tests.support.protocol import NOW, job
@@ -40,7 +41,8 @@ def test_a_dropped_occurrence_is_moved_on_and_what_it_dropped_is_told():
     waking = recurrence.wake(hourly, late)
     assert not waking.runs
     assert waking.job.due_ms == hourly.due_ms + 60 * MINUTE
-    assert waking.dropped == {"count": 1, "first": hourly.due_ms, "last": hourly.due_ms}
+    told = from_millis(hourly.due_ms).isoformat()
+    assert waking.dropped == {"count": 1, "first": told, "last": told}
 
 
 def test_a_catch_up_remembers_the_occurrence_it_stands_for():
