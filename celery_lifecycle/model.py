@@ -205,7 +205,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Brief:
-    """What the protocol needs to know of a job to send it or to derive an alarm from it."""
+    """What the protocol needs to know of a job to send it or to derive an alarm from it.
+
+    `due` is when it may run; `own_due` when it was to run, before a strike or a suspicion put it off: its place among those
+    that may run.
+    """
 
     id: str
     version: int
@@ -217,6 +221,11 @@ class Brief:
     hung_timeout_ms: int | None = None
     singleflight: bool = False
     owner: str = HOST
+    own_due: int | None = None
+
+    @property
+    def place(self) -> tuple[int, str]:
+        return self.due if self.own_due is None else self.own_due, self.id
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,14 +48,14 @@ def brief_of(effective: int, row: Row) -> Brief:
     return Brief(
         id=row[0], version=row[1], task=row[4], queue=row[5], due=effective, exclusive=bool(row[14]),
         options_json=row[9], hung_timeout_ms=row[13], singleflight=bool(row[12]),
-        owner=row[3],
+        owner=row[3], own_due=row[6],
     )  # fmt: skip
 
 
 def brief_from(job: Job) -> Brief:
     return Brief(
         job.id, job.version, job.task, job.queue, job.effective_ms, job.exclusive, job.options_json,
-        job.hung_timeout_ms, job.singleflight, job.owner,
+        job.hung_timeout_ms, job.singleflight, job.owner, job.due_ms,
     )  # fmt: skip
 
 

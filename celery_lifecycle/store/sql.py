@@ -82,7 +82,7 @@ class Sql:
             " not_before_count, holds, stored, sealed) VALUES (:kind, :name, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)"
         )
         self.insert_object = self._(
-            f"{inserted} ON DUPLICATE KEY UPDATE id = id"
+            f"{inserted} ON DUPLICATE KEY UPDATE id = LAST_INSERT_ID(id)"
             if self.dialect == "mysql"
             else f"{inserted} ON CONFLICT (kind, name) DO NOTHING RETURNING id, {now}"
         )
@@ -386,7 +386,7 @@ class Sql:
 
     def _briefs(self, jobs: str, where: str, now: str) -> str:
         """The time, and what `Brief` holds of the jobs that the agendas of many objects hold."""
-        brief = "id, version, task, queue, {due}exclusive, options, hung_timeout, singleflight, owner"
+        brief = "id, version, task, queue, {due}exclusive, options, hung_timeout, singleflight, owner, due_at"
         return (
             f"SELECT {now}, a.object_id, {', '.join('a.' + name for name in brief.format(due='due, ').split(', '))}"
             " FROM (SELECT 1 AS one) AS o LEFT JOIN ("

@@ -178,3 +178,12 @@ def test_the_queue_of_a_sent_chain_is_its_own():
     given = sent_state(queue="sent-to")
     assert next_wake(given, agenda(brief("a", queue="other")), NOW) == ("sent-to", given.sent_until)
     assert derive(state(), agenda(brief("a")), NOW).queue == QUEUE
+
+
+def test_what_was_put_off_keeps_its_place_among_the_jobs_that_are_due():
+    """C07: neither a strike's delay that is over nor the object's own turns the order round."""
+    struck = brief("2", NOW - 1, own_due=NOW - 20)
+    jobs = agenda(struck, brief("1", NOW - 30), brief("3", NOW - 10))
+    assert [job.id for job in due_links(state(), jobs, NOW, 50)[0]] == ["1", "2", "3"]
+    jobs = agenda(brief("z", NOW - 30), brief("a", NOW - 20))
+    assert [job.id for job in due_links(state(not_before=NOW - 5), jobs, NOW, 50)[0]] == ["z", "a"]
