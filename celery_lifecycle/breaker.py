@@ -24,6 +24,8 @@ from celery_lifecycle.model import (
 )
 
 MAX_LINES = 50
+MAX_DEATHS = 5
+MAX_TOLD = 200
 
 
 def _load(lines: str | None) -> dict[str, dict[str, Any]]:
@@ -34,16 +36,29 @@ def _dump(lines: dict[str, dict[str, Any]]) -> str | None:
     return json.dumps(lines, ensure_ascii=False, separators=(",", ":")) if lines else None
 
 
-def counted(lines: str | None, line: str, job_id: str, now: int, window_ms: int, strikes: int) -> tuple[str, int]:
+def counted(
+    lines: str | None,
+    line: str,
+    job_id: str,
+    now: int,
+    window_ms: int,
+    strikes: int,
+    cause: str | None = None,
+    told: str | None = None,
+) -> tuple[str, int]:
     """Count one more death of `job_id` in its line, which had `strikes` before; returns the lines and the line's count.
 
     A line keeps its deaths per job id: so the clean end of one job takes back its own and nothing else. Lines are
-    forgotten `window_ms` after their last death, and the oldest ones when there are more than fifty.
+    forgotten `window_ms` after their last death, and the oldest ones when there are more than fifty. Of the last five
+    deaths of a line the cause and what was told of it are kept for people.
     """
     known = {key: value for key, value in _load(lines).items() if value["t"] + window_ms > now}
     entry = known.setdefault(line, {"n": {}, "t": now})
     entry["n"][job_id] = max(entry["n"].get(job_id, 0), strikes) + 1
     entry["t"] = now
+    if cause is not None:
+        death = [now, job_id, cause, told[:MAX_TOLD] if told else None]
+        entry["h"] = [*entry.get("h", ()), death][-MAX_DEATHS:]
     while len(known) > MAX_LINES:
         del known[min(known, key=lambda key: known[key]["t"])]
     return _dump(known) or "", sum(entry["n"].values())
@@ -57,9 +72,25 @@ def cleared(lines: str | None, line: str, job_id: str) -> str | None:
     entry = known.get(line)
     if entry is None or entry["n"].pop(job_id, None) is None:
         return lines
+    entry["h"] = [death for death in entry.get("h", ()) if death[1] != job_id]
     if not entry["n"]:
         del known[line]
     return _dump(known)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One death that is still remembered: when, of which job, its cause, and what the system told of it."""
+
+    at_ms: int
+    job: str
+    cause: str
+    told: str | None
+
+
+def deaths(lines: str | None, line: str) -> tuple[Death, ...]:
+    """The last deaths of a line, in order."""
+    return tuple(Death(*death) for death in _load(lines).get(line, {}).get("h", ()))
 
 
 def without_line(lines: str | None, line: str) -> str | None:
@@ -97,6 +128,7 @@ class Strike:
         seal: jobs to take out and keep as dead jobs.
         remove: protocol jobs that are simply gone (a hook that died: it is tried once).
         context: what hooks and the event are told; None where the death counts nowhere.
+        deaths: the last deaths of the line, this one included.
     """
 
     state: ObjectState
@@ -104,6 +136,7 @@ class Strike:
     seal: tuple[Job, ...] = ()
     remove: tuple[Job, ...] = ()
     context: MemoryLimitContext | None = None
+    deaths: tuple[Death, ...] = ()
 
 
 def strike(
@@ -116,19 +149,22 @@ def strike(
     *,
     spread: float = 1.0,
     suspect: bool = False,
+    told: str | None = None,
 ) -> Strike:
     """Count the death of what was in flight, slow its loop, seal it at the limit.
 
     Args:
         related: the pending jobs that a strike can touch: the struck one, those of its line, every `recovery_loop` job.
         suspect: the whole worker was lost with several runs in flight, so the struck job is from now on a suspect.
+        told: what the system told of the death, kept for people.
     """
     struck = next((job for job in related if job.id == flight.job), None)
     if flight.job.startswith(HOOK_PREFIX):
         return Strike(state, remove=(struck,) if struck else ())
     window = round(config.strike_window * 1000)
     before = struck.strikes if struck else 0
-    lines, in_line = counted(state.lines, flight.line, flight.job, now, window, before)
+    lines, in_line = counted(state.lines, flight.line, flight.job, now, window, before, cause.value, told)
+    history = deaths(lines, flight.line)
     state = state.but(lines=lines)
     strikes = max(before + 1, in_line)
     wait_until = now + delay_ms(strikes, config, spread)
@@ -142,7 +178,7 @@ def strike(
             True, None, flight.job, tuple(job.id for job in doomed), strikes, flight.limit, cause.value
         )
         state, hooks = _hook(state, flight, context, now)
-        return Strike(state, write=hooks, seal=doomed, context=context)
+        return Strike(state, write=hooks, seal=doomed, context=context, deaths=history)
     slowed = []
     for job in related:
         if job is not struck and not job.recovery_loop:
@@ -155,7 +191,7 @@ def strike(
         slowed.append(job)
     context = MemoryLimitContext(False, _utc(wait_until), flight.job, (), strikes, flight.limit, cause.value)
     state, hooks = _hook(state, flight, context, now)
-    return Strike(state, write=(*slowed, *hooks), context=context)
+    return Strike(state, write=(*slowed, *hooks), context=context, deaths=history)
 
 
 def _of_object(

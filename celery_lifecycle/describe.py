@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from celery_lifecycle.breaker import Death, deaths
 from celery_lifecycle.model import ALARM, ALIVE, HOOK_PREFIX, SEALED, START, DeadJob, Job, ObjectState, Phase
 from celery_lifecycle.store.watch import Due, Picture
 from celery_lifecycle.timing.instants import MAX_MILLIS, from_millis
@@ -125,14 +126,24 @@ class LineStrikes:
     strikes: int
     jobs: dict[str, int]
     last_ms: int
-    cause: str | None
+    deaths: tuple[Death, ...]
+
+    @property
+    def cause(self) -> str | None:
+        """The cause of the last death."""
+        return self.deaths[-1].cause if self.deaths else None
+
+    @property
+    def told(self) -> str | None:
+        """What the system told of it."""
+        return self.deaths[-1].told if self.deaths else None
 
 
 def strikes(state: ObjectState) -> list[LineStrikes]:
     """The strikes of lines, the last death first."""
     lines: dict[str, dict[str, Any]] = json.loads(state.lines) if state.lines else {}
     found = [
-        LineStrikes(line, sum(one["n"].values()), dict(one["n"]), int(one["t"]), one.get("cause"))
+        LineStrikes(line, sum(one["n"].values()), dict(one["n"]), int(one["t"]), deaths(state.lines, line))
         for line, one in lines.items()
     ]
     return sorted(found, key=lambda one: -one.last_ms)
@@ -184,6 +195,23 @@ def dead_facts(dead: DeadJob) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def dead_details(dead: DeadJob) -> list[tuple[str, str]]:
+    """What is known of a death, as pairs; each death that led to a seal is a line."""
+    found = []
+    for key, value in dead.details.items():
+        if key == "deaths":
+            found += [
+                (
+                    f"death {number}",
+                    f"{clock(one['at'])} {call(one['job'])}: {one['cause']} {one['told'] or ''}".strip(),
+                )
+                for number, one in enumerate(value, 1)
+            ]
+        else:
+            found.append((key, value if isinstance(value, str) else json.dumps(value)))
+    return found
+
+
 def object_facts(state: ObjectState, now: int) -> dict[str, Any]:
     """An object's row as JSON."""
     flight = state.in_flight
@@ -202,7 +230,8 @@ def object_facts(state: ObjectState, now: int) -> dict[str, Any]:
             },
         },
         "strikes": [
-            {"line": one.line, "strikes": one.strikes, "jobs": one.jobs, "last": iso(one.last_ms), "cause": one.cause}
+            {"line": one.line, "strikes": one.strikes, "jobs": one.jobs, "last": iso(one.last_ms), "cause": one.cause,
+             "told": one.told}
             for one in strikes(state)
         ],
     }  # fmt: skip

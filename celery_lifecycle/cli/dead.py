@@ -78,10 +78,10 @@ def show(ctx: click.Context, key: int, json_: bool) -> None:
             ("reason", one.reason),
             ("died", describe.when(one.died_ms, watch.now())),
             ("attempts", f"{job.attempt} of {job.retry.max_attempts}"),
-            ("strikes", job.strikes),
+            ("strikes", None if "strikes" in one.details else job.strikes),
             ("payload", job.payload_json),
             ("error", one.error),
-            *((name, value) for name, value in one.details.items()),
+            *describe.dead_details(one),
         ]
     )
     if one.traceback:

@@ -182,24 +182,20 @@ def show(ctx: click.Context, ref: ObjectRef, json_: bool) -> None:
 def _show_strikes(picture: Picture) -> None:
     state, now = picture.state, picture.now
     struck = describe.strikes(state)
-    if not struck and not state.sealed:
-        return
-    text.heading("Strikes")
-    jobs = {job.line: job for job in picture.jobs}
-    rows = []
-    for one in struck:
-        job = jobs.get(one.line)
-        following = describe.next_try(state, job) if job is not None else state.not_before
-        rows.append((describe.call(one.line), one.strikes, one.cause, describe.when(one.last_ms, now),
-                     describe.when(following, now)))  # fmt: skip
-    text.table(("line", "strikes", "cause", "last death", "next try"), rows, "None counted now.")
+    if struck:
+        text.heading("Strikes")
+        jobs = {job.line: job for job in picture.jobs}
+        rows = []
+        for one in struck:
+            job = jobs.get(one.line)
+            following = state.not_before if job is None else describe.next_try(state, job)
+            last = f"{describe.when(one.last_ms, now)}: {one.cause or 'unknown'}"
+            rows.append((describe.call(one.line), one.strikes, last, one.told, describe.when(following, now)))
+        text.table(("line", "strikes", "last death", "told", "next try"), rows, "")
     for dead in picture.dead:
         if dead.reason == "sealed":
-            cause = dead.details.get("cause", "unknown")
-            click.echo(
-                f"{dead.job.id} is sealed after {dead.details.get('strikes', '?')} deaths, the last one {cause}:"
-                f" `lifecycle dead replay {dead.key}` brings it back."
-            )
+            told = f"{dead.details.get('strikes', '?')} deaths, the last one {dead.details.get('cause', 'unknown')}"
+            click.echo(f"{dead.job.id} is sealed after {told}: `lifecycle dead replay {dead.key}` brings it back.")
 
 
 @click.command(cls=Command)

@@ -21,7 +21,7 @@ from tornado.web import HTTPError, RequestHandler, authenticated, url
 from celery_lifecycle import describe, events, validate
 from celery_lifecycle.errors import DatabaseUnavailable, LifecycleError, NameInvalid, SchemaOutdated
 from celery_lifecycle.lifecycle import Lifecycle
-from celery_lifecycle.model import DeadJob, ObjectRef, Why
+from celery_lifecycle.model import ObjectRef, Why
 from celery_lifecycle.store.database import Database
 from celery_lifecycle.store.watch import FILTERS, Overview, Watch
 
@@ -178,7 +178,7 @@ class ObjectPage(Page):
             return
         self.page(
             "lifecycle_object.html", ref=ref, picture=picture, dead=dead, now=picture.now if picture else None,
-            pretty=pretty, done=DONE.get(self.given("done")), facts=facts_of,
+            pretty=pretty, done=DONE.get(self.given("done")), facts=describe.dead_details,
         )  # fmt: skip
 
 
@@ -204,7 +204,7 @@ class DeadPage(Page):
         following = last and self.link("lifecycle_dead", reason=reason, before=last)
         self.page(
             "lifecycle_dead.html", found=found, now=now, reason=reason, reasons=REASONS, following=following,
-            begins=not before, object_link=self.object_link, pretty=pretty, facts=facts_of,
+            begins=not before, object_link=self.object_link, pretty=pretty, facts=describe.dead_details,
         )  # fmt: skip
 
 
@@ -312,8 +312,3 @@ def pretty(text: str, longest: int = 2000) -> str:
     """JSON for people, cut where it would fill the page."""
     told = json.dumps(json.loads(text), ensure_ascii=False, indent=2)
     return told if len(told) <= longest else f"{told[:longest]}\n… ({len(told):,} characters)"
-
-
-def facts_of(dead: DeadJob) -> list[tuple[str, str]]:
-    """What is known of a death, as pairs."""
-    return [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in dead.details.items()]

@@ -298,12 +298,17 @@ def struck_by(
     now = held.now()
     params = {"object": held.state.id, "job": flight.job, "line": flight.line}
     related = [job_of(held.ref, row) for row in held.tx.rows(held.tx.sql.related_jobs, params)]
-    struck = breaker.strike(held.state, flight, related, now, cause, config, spread=spread, suspect=suspect)
+    told = details.get("told")
+    struck = breaker.strike(held.state, flight, related, now, cause, config, spread=spread, suspect=suspect, told=told)
     for job in struck.write:
         held.put_job(job)
     for job in struck.remove:
         held.remove_job(job.id)
-    facts = {"cause": cause.value, "strikes": struck.context.strikes if struck.context else 0, **details}
+    history = [
+        {"at": death.at_ms, "job": death.job, "cause": death.cause, "told": death.told} for death in struck.deaths
+    ]
+    strikes = struck.context.strikes if struck.context else 0
+    facts = {"cause": cause.value, "strikes": strikes, "deaths": history, **details}
     for job in struck.seal:
         held.bury(job, Why.SEALED, now, error=f"sealed after a {cause.value} death", details=facts)
         held.remove_job(job.id)

@@ -49,7 +49,7 @@ def deaths_of(*sequence, limit=3):
 def test_a_death_counts_on_the_job_and_on_its_line():
     struck = death(busy_state("a"), flight("a"), [job("a")])
     assert written(struck, "a").strikes == 1
-    assert json.loads(struck.state.lines) == {"a": {"n": {"a": 1}, "t": NOW}}
+    assert json.loads(struck.state.lines) == {"a": {"n": {"a": 1}, "t": NOW, "h": [[NOW, "a", "oom", None]]}}
     assert (struck.context.strikes, struck.context.limit, struck.context.cause) == (1, 3, "oom")
 
 
@@ -97,6 +97,31 @@ def test_a_struck_job_that_was_replaced_keeps_the_count_of_its_line():
 def test_the_strikes_a_job_has_of_its_own_count_though_its_line_was_forgotten():
     struck = death(busy_state("a", lines=None), flight("a"), [job("a", strikes=2)])
     assert [one.id for one in struck.seal] == ["a"]
+
+
+def test_the_last_five_deaths_of_a_line_are_remembered_with_cause_and_what_was_told():
+    lines = None
+    for number in range(7):
+        lines, _ = breaker.counted(lines, "l", "a", NOW + number, HOUR, 0, "oom", "x" * 1000)
+    remembered = breaker.deaths(lines, "l")
+    assert [death.at_ms - NOW for death in remembered] == [2, 3, 4, 5, 6]
+    assert {(death.job, death.cause, len(death.told)) for death in remembered} == {("a", "oom", 200)}
+    assert breaker.deaths(lines, "another") == ()
+
+
+def test_a_clean_end_takes_the_deaths_of_its_own_job_out_of_the_memory():
+    lines, _ = breaker.counted(None, "l", "a", NOW, HOUR, 0, "oom")
+    lines, _ = breaker.counted(lines, "l", "b", NOW, HOUR, 0, "crash")
+    assert [death.job for death in breaker.deaths(breaker.cleared(lines, "l", "a"), "l")] == ["b"]
+
+
+def test_a_seal_knows_the_deaths_that_led_to_it():
+    state, struck = busy_state("a"), None
+    for number in range(3):
+        struck = death(state, flight("a"), [job("a", strikes=number)])
+        state = busy_state("a", lines=struck.state.lines)
+    assert [(one.job, one.cause) for one in struck.deaths] == [("a", "oom")] * 3
+    assert struck.context.sealed
 
 
 def test_lines_are_forgotten_an_hour_after_their_last_death():
