@@ -12,11 +12,11 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 from celery.utils import uuid
 from kombu.utils import json as kombu_json
 
-from celery_lifecycle import events, validate
+from celery_lifecycle import events, memory, tracked, validate
 from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target, current_run
 from celery_lifecycle.dispatch import forward_chain
-from celery_lifecycle.errors import PayloadError, TimeInvalid, WrongDatabase
+from celery_lifecycle.errors import OutOfMemory, PayloadError, TimeInvalid, WrongDatabase
 from celery_lifecycle.link import HEADER, carried_on, link_of
 from celery_lifecycle.model import ALARM, HOST, Job, ObjectRef, RetryPolicy, Why
 from celery_lifecycle.queue import Push, draft_of, store_many, store_push
@@ -67,8 +67,22 @@ class LifecycleTask(TaskSchedules, Task):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         header = (self.request.headers or {}).get(HEADER) if not self.request.called_directly else None
         if header is None:
-            return super().__call__(*args, **kwargs)
+            return self._run_call(args, kwargs)
         return self._run_link(header)
+
+    def _run_call(self, args: Any, kwargs: Any) -> Any:
+        """An ordinary call. A `MemoryError` of it must not leave this process either: it would end the whole worker."""
+        error: MemoryError | None = None
+        try:
+            return super().__call__(*args, **kwargs)
+        except MemoryError as out:
+            if self.request.called_directly or self.request.is_eager:
+                raise
+            error = out
+        memory.give_back(error)
+        del error
+        tracked.died_of_memory(self)
+        raise OutOfMemory(f"{self.name} ran out of memory.")
 
     def _run_link(self, header: dict[str, Any]) -> Any:
         request = self.request
@@ -360,5 +374,6 @@ def make_task(
         **options,
     }
     if app is not None:
-        return app.task(**settings)(job)
+        # Celery's default shares a task with every app that is finalized later, where the first of a name wins.
+        return app.task(shared=False, **settings)(job)
     return shared_task(**settings)(job)

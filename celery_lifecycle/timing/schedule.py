@@ -220,7 +220,8 @@ def _overdue(spec: ScheduleSpec, now: Millis, passed: int) -> NextDue | None:
     wake = _settle(spec, now)
     if wake.due_at is None:
         return None
-    settled = replace(wake.spec, begun=False, is_catch_up=False)
+    # What it stands for is known now: when it wakes, the times that were dropped for it are no longer seen.
+    settled = replace(wake.spec, begun=False)
     return NextDue(settled, wake.due_at, wake.scheduled_for, wake.is_catch_up, wake.dropped, passed)
 
 
@@ -241,7 +242,7 @@ def _settle(spec: ScheduleSpec, now: Millis) -> Wake:
         dropped = Dropped(missed + 1, nominal, latest)
         if following is None or following > MAX_MILLIS:
             return Wake(False, spec, None, nominal, dropped=dropped)
-        moved = _due(replace(spec, offset_ms=_offset_after(spec)), following)
+        moved = _due(replace(spec, offset_ms=_offset_after(spec), is_catch_up=False), following)
         return Wake(False, moved.spec, moved.due_at, moved.scheduled_for, dropped=dropped)
     chosen = latest
     if spec.misfire == "all":
@@ -249,6 +250,7 @@ def _settle(spec: ScheduleSpec, now: Millis) -> Wake:
         is_catch_up = here - chosen > grace
     else:
         is_catch_up = spec.misfire == "run_once" and (late or missed > 0)
+    is_catch_up = is_catch_up or spec.is_catch_up
     run_spec = replace(spec, nominal=chosen, begun=True, is_catch_up=is_catch_up)
     return Wake(
         run=True,

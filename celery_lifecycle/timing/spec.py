@@ -54,7 +54,7 @@ class ScheduleSpec:
     begun: bool = False
     """An attempt of this occurrence has started: it is run to its end, however late, and skipped no more."""
     is_catch_up: bool = False
-    """The occurrence that has begun stands for a time that was missed."""
+    """The occurrence stands for a time that was missed, or for others that were dropped for it."""
 
     @property
     def interval_ms(self) -> Millis:

@@ -349,7 +349,9 @@ def test_jitter_is_the_same_each_time_and_spreads_the_objects(shop: Bench) -> No
     assert len({offset // 90 for offset in offsets}) >= 8
     again = cart_of(shop, "user-0")
     again.cancel_schedule(again.list_schedules()[0].id)
-    assert (again.schedule("0 * * * *", "remind", jitter=900).time - at("2026-03-01T13:00:00")).total_seconds() == offsets[0]
+    assert (
+        again.schedule("0 * * * *", "remind", jitter=900).time - at("2026-03-01T13:00:00")
+    ).total_seconds() == offsets[0]
 
 
 def test_a_schedule_in_the_callers_transaction_exists_if_that_commits(shop: Bench) -> None:
@@ -363,3 +365,12 @@ def test_a_schedule_in_the_callers_transaction_exists_if_that_commits(shop: Benc
         session.commit()
     assert [one.id for one in cart.list_schedules()] == [first.id]
     engine.dispose()
+
+
+@pytest.mark.databases("sqlite")
+def test_a_class_or_function_of_one_app_is_not_registered_in_another(shop: Bench, tmp_path: Any) -> None:
+    cart_of(shop), function_of(shop)
+    with bench(f"sqlite:///{tmp_path}/other.db", START) as other:
+        assert "cart.remind" in shop.app.tasks
+        assert "billing.charge" in shop.app.tasks
+        assert not {"cart.remind", "billing.charge", "cart.on_alarm"} & set(other.app.tasks)

@@ -46,10 +46,10 @@ class Bench(Lifecycle):
         """Let time pass in which neither beat nor workers do anything."""
         self.clock.to(to_millis(datetime.fromisoformat(when)))
 
-    def run_due(self) -> list[Report]:
-        """What beat and the workers do now, to its end."""
+    def run_due(self, end: int | None = None) -> list[Report]:
+        """What beat and the workers do now, to its end; or until the jobs have moved the clock beyond `end`."""
         before = len(self.reports)
-        while True:
+        while end is None or self.clock.ms <= end:
             for phase in Phase:
                 self.sent += self.store.claims.claim(QUEUE, phase, 500).shipments
             if not self.sent:
@@ -57,6 +57,7 @@ class Bench(Lifecycle):
             chains, self.sent = self.sent, []
             for chain in chains:
                 self.run_chain(chain)
+        return self.reports[before:]
 
     def run_until(self, when: str) -> None:
         """Let time pass with a beat and workers that are never late."""
@@ -64,11 +65,11 @@ class Bench(Lifecycle):
         while True:
             heads = self.store.claims.heads(QUEUE)
             alarm = min((at for at in (heads.idle, heads.sent, heads.open) if at is not None), default=end + 1)
-            if alarm > end:
+            if max(alarm, self.clock.ms) > end:
                 self.clock.to(end)
                 return
             self.clock.to(alarm)
-            self.run_due()
+            self.run_due(end)
 
     def run_chain(self, chain: Shipment) -> None:
         token = chain.token
