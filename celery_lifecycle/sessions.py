@@ -34,7 +34,6 @@ def push_in_session(deployment: Deployment, session: Session, drafts: Sequence[D
     if pending is None:
         pending = session.info[_KEY] = _Pending(deployment)
         event.listen(session, "after_commit", _after_commit)
-        event.listen(session, "after_rollback", _after_rollback)
     if _KEY not in connection.info or connection.info[_KEY] is not pending:
         connection.info[_KEY] = pending
     _listen(connection)
@@ -66,16 +65,27 @@ def push_in_connection(deployment: Deployment, connection: Connection, drafts: S
 
 
 def _listen(connection: Connection) -> None:
-    """Hear of the commit that the driver is told of: savepoints have none."""
-    for name in ("commit", "commit_twophase"):
-        if not event.contains(connection, name, _on_driver_commit):
-            event.listen(connection, name, _on_driver_commit)
+    """Hear of the commit or rollback that the driver is told of: savepoints have none."""
+    for name, heard in (
+        ("commit", _on_driver_commit),
+        ("commit_twophase", _on_driver_commit),
+        ("rollback", _on_driver_rollback),
+        ("rollback_twophase", _on_driver_rollback),
+    ):
+        if not event.contains(connection, name, heard):
+            event.listen(connection, name, heard)
 
 
 def _on_driver_commit(connection: Connection, *rest: Any) -> None:
     pending = connection.info.get(_KEY)
     if isinstance(pending, _Pending):
         pending.root_commit = True
+
+
+def _on_driver_rollback(connection: Connection, *rest: Any) -> None:
+    pending = connection.info.get(_KEY)
+    if isinstance(pending, _Pending):
+        pending.refs.clear()
 
 
 def _after_commit(session: Session) -> None:
@@ -95,9 +105,3 @@ def _send(deployment: Deployment, ref: ObjectRef) -> None:
             deployment.send([shipment])
     except LifecycleError as error:
         events.database_failed(f"{ref} was stored, but could not be sent at once; beat will", error)
-
-
-def _after_rollback(session: Session) -> None:
-    pending = session.info.get(_KEY)
-    if isinstance(pending, _Pending):
-        pending.refs.clear()

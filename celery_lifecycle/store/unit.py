@@ -67,7 +67,12 @@ class Locked:
         return (*agenda_of(self.tx, rows), self._named(rows, job_id))
 
     def _locked_agenda(self, job_id: str) -> tuple[int, Agenda, Job | None]:
-        """Inside a caller's transaction MySQL shows an old snapshot to all but locking reads."""
+        """Inside a caller's transaction MySQL shows an old snapshot to all but locking reads.
+
+        They lock the gap behind the last job too, in which others insert; so there is none where there can be no job.
+        """
+        if self.state.versions == 0:
+            return self.now(), Agenda(), None
         rows = self.tx.rows(self.tx.sql.locked_agenda, {"object": self.state.id})
         now = self.tx.now_of(rows[0][0]) if rows else self.now()
         return now, Agenda.of(brief_of(row[2], row[3:]) for row in rows), self._named(rows, job_id)
@@ -173,9 +178,11 @@ def lock_by_name(tx: Tx, ref: ObjectRef, length: int) -> Locked | None:
 
 def lock_or_make(tx: Tx, ref: ObjectRef, length: int) -> Locked:
     """Lock the row of a named object, made if absent: insert and lock are repeated until the row is held."""
+    if tx.sql.dialect == "mysql":
+        return _mysql_lock_or_make(tx, ref, length)
     names = {"kind": ref.kind, "name": ref.name}
-    # A write first: MySQL then takes no gap lock that two callers could deadlock on, SQLite upgrades no read lock.
-    insert_first = tx.sql.dialect == "mysql" or (tx.foreign and tx.sql.dialect == "sqlite")
+    # A write first in a caller's transaction of SQLite, which can't upgrade a read lock that somebody else has outrun.
+    insert_first = tx.foreign and tx.sql.dialect == "sqlite"
     while True:
         if not insert_first:
             held = lock_by_name(tx, ref, length)
@@ -183,14 +190,31 @@ def lock_or_make(tx: Tx, ref: ObjectRef, length: int) -> Locked:
                 return held
         insert_first = False
         try:
-            if tx.sql.returns_rows:
-                made = tx.row(tx.sql.insert_object, names)
-                if made is not None:
-                    return Locked(tx, ObjectState(int(made[0]), ref.kind, ref.name), length, fresh=True)
-            else:
-                tx.run(tx.sql.insert_object, names)
+            made = tx.row(tx.sql.insert_object, names)
+            if made is not None:
+                return Locked(tx, ObjectState(int(made[0]), ref.kind, ref.name), length, fresh=True)
         except LockTimeout as error:
             raise _held(str(ref)) from error
+
+
+def _mysql_lock_or_make(tx: Tx, ref: ObjectRef, length: int) -> Locked:
+    """A read by name locks the gap before the row too, in which others insert, and two of them deadlock; one by id does not.
+
+    So rows are locked by id: that of the row made, of the one that is there, or, in a caller's transaction, of the one that
+    its snapshot shows.
+    """
+    names = {"kind": ref.kind, "name": ref.name}
+    seen = tx.row(tx.sql.find_named, names) if tx.foreign else None
+    try:
+        while True:
+            if seen is None:
+                tx.run(tx.sql.insert_object, names)
+            row = tx.row(tx.sql.lock_object, {"object": tx.last_id if seen is None else seen[0]})
+            if row is not None:
+                return Locked(tx, object_of(row), length)
+            seen = None
+    except LockTimeout as error:
+        raise _held(str(ref)) from error
 
 
 def _held(what: str) -> LockTimeout:
