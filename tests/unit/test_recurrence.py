@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import Any
 
-from celery_lifecycle.model import Job, ObjectRef
-from celery_lifecycle.timing.spec import ScheduleSpec, spec_every, spec_for
+from celery_lifecycle.model import Job
+from celery_lifecycle.timing.spec import ScheduleSpec, jitter_offset, spec_every, spec_for
 from celery_lifecycle.transitions import recurrence
 from tests.support.protocol import CART, job
 
@@ -145,10 +146,10 @@ def test_the_dead_job_of_one_run_is_that_run_and_not_its_schedule() -> None:
 
 
 def test_100_000_objects_with_one_cron_spread_evenly_over_its_jitter() -> None:
-    spec = spec_for("0 * * * *", jitter=900)
+    due, _ = recurrence.planned(spec_for("0 * * * *", jitter=900), CART, "=digest", NOON)
+    assert due == NOON + 60 * MINUTE + jitter_offset(CART.kind, CART.name, "=digest", 900_000)
     minutes = [0] * 15
     for number in range(100_000):
-        due, _ = recurrence.planned(spec, ObjectRef("cart", f"user-{number}"), "=digest", NOON)
-        minutes[(due - NOON - 60 * MINUTE) // MINUTE] += 1
+        minutes[jitter_offset("cart", f"user-{number}", "=digest", 900_000) // MINUTE] += 1
     assert sum(minutes) == 100_000
     assert max(minutes) < 1.1 * min(minutes)
