@@ -19,6 +19,8 @@ from celery_lifecycle.store.database import Database
 from celery_lifecycle.tables import make_tables
 
 LOCK = 7_426_931_855_321
+# How long (seconds) MySQL waits for another process that migrates.
+WAIT = 60
 
 # What Alembic tells at every look is of interest to nobody but its own users.
 _quiet = logging.getLogger("alembic.runtime.migration")
@@ -116,7 +118,11 @@ def _alone(connection: Connection) -> Iterator[None]:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
             yield
     else:
-        connection.execute(text("SELECT GET_LOCK('celery_lifecycle', 30)"))
+        if connection.execute(text("SELECT GET_LOCK('celery_lifecycle', :wait)"), {"wait": WAIT}).scalar_one() != 1:
+            raise DatabaseUnavailable(
+                f"Another process has been migrating tables of celery_lifecycle on this server for {WAIT} s. Wait for its "
+                "end, or end it, and migrate again; nothing was changed."
+            )
         try:
             yield
             connection.commit()
