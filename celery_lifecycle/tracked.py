@@ -23,9 +23,11 @@ def renew(app: Celery) -> None:
             deployment.store.holds.extend("track", request.id, deployment.config.keep_alive_ms)
 
 
-def died_of_memory(deployment: Any, task_id: str) -> None:
-    """In the process that ran it: a tracked task met a `MemoryError`."""
-    _safely(task_id, lambda: holds.lost(deployment, "track", task_id, Cause.MEMORY_ERROR))
+def died_of_memory(task: Any) -> None:
+    """In the process that ran it: a task, which may be tracked, met a `MemoryError`."""
+    deployment, task_id = _deployment_of(task, task.request), task.request.id
+    if deployment is not None:
+        _safely(task_id, lambda: holds.lost(deployment, "track", task_id, Cause.MEMORY_ERROR))
 
 
 def _safely(task_id: str, verb: Any) -> None:
@@ -78,9 +80,8 @@ def _on_failure(sender: Any = None, task_id: str = "", exception: Any = None, **
 
 @signals.task_revoked.connect
 def _on_revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
-    headers = getattr(request, "request_dict", None) or {}
-    deployment = getattr(getattr(request, "app", None), "lifecycle", None)
-    if TRACKED in headers and deployment is not None:
+    deployment = _deployment_of(sender, request)
+    if deployment is not None:
         _safely(request.id, lambda: holds.lost(deployment, "track", request.id))
 
 

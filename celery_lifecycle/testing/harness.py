@@ -164,17 +164,25 @@ class Harness:
             raise HarnessError(f"advance_to({at}): it is {self.now} already, and time only goes forward.")
         self._pass(to_millis(at))
 
-    def _pass(self, target: int) -> None:
-        self._live()
+    def stall(self, seconds: float | timedelta) -> None:
+        """Inside a job: let time pass while this worker is frozen, or cut off from the database. It renews nothing.
+
+        Others go on: beat may take it for lost, end the run and send the job again; a result that comes later is refused.
+        """
+        self._pass(self._now_ms + delay_to_millis(seconds), lives=False)
+
+    def _pass(self, target: int, lives: bool = True) -> None:
+        self._live(lives)
         while self._now_ms < target:
             self._now_ms = min(self._next_ms(), target)
-            self._live()
+            self._live(lives)
 
-    def _live(self) -> None:
+    def _live(self, lives: bool) -> None:
         """What worker, holders and beat do at this time."""
-        self._worker.live()
-        for hold in holds.live_holds():
-            hold.renew()
+        if lives:
+            self._worker.live()
+            for hold in holds.live_holds():
+                hold.renew()
         if self._worker.running:
             self._tick()
         else:
@@ -263,6 +271,13 @@ class Harness:
     def die(self, cause: str = "oom") -> None:
         """Called by code of a job, `on_start` or `on_alarm`: its process dies here. See `kill_next`."""
         raise Died(_cause(cause))
+
+    def drain(self) -> None:
+        """The worker gets SIGTERM, as in a deploy: what is killed from now on is put back, and is no strike.
+
+        A new one is there after it is lost: `die("lost")`, `kill_next(cause="lost")`.
+        """
+        self._worker.drain()
 
     def lose(self, hold: holds.Hold) -> None:
         """The process that holds a keep-alive dies: it is never renewed again."""

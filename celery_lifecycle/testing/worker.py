@@ -98,6 +98,11 @@ class InProcessWorker:
         if self.running and self.running[-1].fenced:
             raise Died(Cause.CRASH)
 
+    def drain(self) -> None:
+        """Shut down, warmly: the heartbeat says so."""
+        this_life().draining = True
+        self._renewer._round()
+
     def kill_next(self, job: str | None, cause: Cause, times: int) -> None:
         self._kills.append(_Kill(job, cause, times))
 
@@ -110,7 +115,7 @@ class InProcessWorker:
     def receive(self, message: Message) -> End:
         """What a consumer does with a message: its state, its result, its error."""
         received = message.received()
-        consumer = SimpleNamespace(app=self.app, connection_errors=())
+        consumer = _Consumer(self.app)
         task = self.app.tasks.get(message.task)
         if task is None:
             signals.task_unknown.send(
@@ -170,6 +175,14 @@ class InProcessWorker:
     def revoke(self, task_id: str) -> None:
         """What the remote control command does."""
         worker._revoking(SimpleNamespace(app=self.app), task_id)
+
+
+@dataclass(slots=True, eq=False)
+class _Consumer:
+    """What receivers of the consumer's signals may ask of it."""
+
+    app: Celery
+    connection_errors: tuple[type[Exception], ...] = ()
 
 
 @dataclass(slots=True)
