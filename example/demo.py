@@ -63,6 +63,7 @@ def play(stage: Stage) -> int:
     except StageError as error:
         trouble = str(error)
     checked = [(*promise.check(story), promise.text) for promise in PROMISES]
+    screen.say("Worker and beat are stopping …\n")
     codes = stage.stop()
     screen.summary([(kept, text, seen) for kept, seen, text in checked])
     kept = sum(kept for kept, _, _ in checked)

@@ -51,9 +51,7 @@ class Screen:
         self.console = Console()
         if not self.console.is_terminal:
             self.console = Console(width=PLAIN_WIDTH)
-        self._live = (
-            Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
-        )
+        self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
         self._began = time.time()
         self._events: deque[Text] = deque(maxlen=60)
         self._next_table = 0.0
@@ -123,19 +121,20 @@ class Screen:
         )
         for name, width in (("object", 23), ("state", 14), ("alarm", 9), ("jobs", None)):
             table.add_column(name, width=width, ratio=None if width else 1, no_wrap=True, overflow="ellipsis")
-        for name in ("attempts", "strikes", "dead"):
+        numbers = ["attempts", "strikes", "dead"] if self.console.width >= 100 else ["strikes"]
+        for name in numbers:
             table.add_column(name, justify="right", no_wrap=True)
         for row in rows:
             state = row.state
+            of = {"attempts": max((job.attempt for job in row.jobs), default=0), "dead": row.dead}
+            of["strikes"] = sum(job.strikes for job in row.jobs)
             table.add_row(
                 str(state.ref),
                 _describe(state),
                 # While a chain is on its way or a run is open, the alarm is the backup in case that comes to nothing.
                 Text(_until(state.wake_at), style="" if state.phase is Phase.IDLE else "dim"),
                 ", ".join(f"{job.id[:14]} {_until(job.effective_ms)}" for job in row.jobs),
-                _number(max((job.attempt for job in row.jobs), default=0)),
-                _number(sum(job.strikes for job in row.jobs)),
-                _number(row.dead),
+                *(Text(str(of[name] or ""), style="yellow") for name in numbers),
                 style="bold" if state.in_flight is not None else "",
             )
         return table
@@ -178,10 +177,6 @@ def _details(fact: Fact) -> str:
 
 def _mark(kept: bool) -> Text:
     return Text("✓", style="green") if kept else Text("·", style="dim")
-
-
-def _number(number: int) -> Text:
-    return Text(str(number), style="yellow") if number else Text("")
 
 
 def _until(ms: int | None) -> str:
