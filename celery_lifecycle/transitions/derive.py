@@ -88,15 +88,17 @@ def due_links(state: ObjectState, agenda: Agenda, now: int, length: int) -> tupl
     """The links of a chain sent now, and whether they are all that is due (then `on_alarm` may follow them).
 
     While an exclusive job is due the chain holds exclusive jobs only. The bare alarm and a keep-alive whose holder died
-    are answered by `on_alarm`, so they are a link only where no other job is.
+    are answered by `on_alarm`, so they are a link only where no other job is. Memory hooks alone are no run of the object:
+    `on_alarm` and the `on_start` before it do not follow them, or one that dies would be called again by its own hook.
     """
     due = [job for job in runnable(state, agenda) if effective_due(state, job) <= now]
     if len(due) == 1 and due[0].id not in (ALARM, ALIVE):
-        return tuple(due), True
+        return tuple(due), not due[0].id.startswith(HOOK_PREFIX)
     due.sort(key=lambda job: job.place)
     exclusive = [job for job in due if job.exclusive]
     links = [job for job in (exclusive or due) if job.id not in (ALARM, ALIVE)]
     if not links:
         alarm = [job for job in due if job.id == ALARM] or due
         return tuple(replace(job, id=ALARM) for job in alarm[:1]), bool(alarm)
-    return tuple(links[:length]), len(links) <= length
+    is_run = any(not job.id.startswith(HOOK_PREFIX) for job in links)
+    return tuple(links[:length]), is_run and len(links) <= length
