@@ -8,22 +8,34 @@
 ``DATABASE_URL``         the database of the jobs
 ``LEDGER``               the file that jobs write their starts and ends into
 ``SETTINGS``             JSON of further settings, for one test
+``DIE_AFTER_SENDING``    set: beat is killed right after the first chains that it sends
 ======================== ==============================================================
 """
 
 import json
 import os
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from celery import Celery
 from celery.signals import beat_init
 
 from celery_lifecycle import Lifecycle
+from celery_lifecycle.model import Shipment
 from tests.acceptance.jobs import add_jobs
 from tests.acceptance.ledger import Ledger
 
 BEAT_READY = "beat: ready"
+
+
+class MortalLifecycle(Lifecycle):
+    """Kills its process between the publish of chains and whatever comes after it."""
+
+    def send(self, shipments: Sequence[Shipment]) -> int:
+        super().send(shipments)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
 
 
 def make_app(environment: Mapping[str, str]) -> Celery:
@@ -39,7 +51,8 @@ def make_app(environment: Mapping[str, str]) -> Celery:
         **json.loads(environment.get("SETTINGS", "{}")),
     )
     ledger = Ledger(environment.get("LEDGER", os.devnull))
-    add_jobs(app, Lifecycle(app), ledger)
+    lifecycle = MortalLifecycle(app) if environment.get("DIE_AFTER_SENDING") else Lifecycle(app)
+    add_jobs(app, lifecycle, ledger)
 
     @app.task(name="ping", shared=False)
     def ping() -> str:

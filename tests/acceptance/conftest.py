@@ -102,7 +102,8 @@ def lifecycle(request: pytest.FixtureRequest, nodes: Nodes, app: Celery, ledger:
     run or chain may be left in the tables."""
     yield app.lifecycle
     if not request.node.stash.get(_FAILED, False):
-        assert ledger.overlaps() == []
+        overlaps = "\n".join(f"{one}\n    {other}" for one, other in ledger.overlaps())
+        assert not overlaps, overlaps
         wait_until(lambda: left_over(app.lifecycle) == [], 10, lambda: f"still there: {left_over(app.lifecycle)}")
 
 

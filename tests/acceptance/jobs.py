@@ -8,7 +8,9 @@
 ``slices``      the job yields until it has come to its end so many times
 ``again``       the job is rescheduled by so many seconds, ``rounds`` times
 ``push``        a job that is pushed within the run: ``fn``, and keywords of ``push``
-``store``       a key of ``ctx.storage`` that is counted up
+``push_self``   the job pushes its own id again, within the run
+``progress``    the run writes its number into the object's storage, at once
+``stamp``       a key of ``ctx.storage`` that gets the number of the process
 =============== ============================================================================
 """
 
@@ -97,8 +99,12 @@ def perform(ledger: Ledger, ctx: Any) -> Any:
     if "push" in payload:
         push = dict(payload["push"])
         ctx.jobs.push(push.pop("fn"), **push)
-    if "store" in payload:
-        ctx.storage[payload["store"]] = ctx.storage.get(payload["store"], 0) + 1
+    if payload.get("push_self"):
+        ctx.jobs.push(ctx.job.task, id=ctx.job.id, payload=payload)
+    if payload.get("progress"):
+        ctx.object.storage["progress"] = ctx.object.storage.get("progress", 0) + 1
+    if "stamp" in payload:
+        ctx.storage[payload["stamp"]] = os.getpid()
     act(ledger, name, ctx.job.id, payload, attempt=ctx.attempt, strikes=ctx.strikes, task=ctx.task.id)
     ended = len(ledger.ends(ctx.job.id, name))
     if ended < payload.get("slices", 0):

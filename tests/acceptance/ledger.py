@@ -31,6 +31,7 @@ class Run:
     ended: float | None
     outcome: str
     data: dict[str, Any]
+    parent: int = 0
 
     def overlaps(self, other: "Run") -> bool:
         """Whether both ran at one time."""
@@ -49,6 +50,7 @@ class Ledger:
         line = {
             "event": event,
             "pid": os.getpid(),
+            "parent": os.getppid(),
             "thread": threading.get_native_id(),
             "at": time.monotonic(),
             "time": time.time(),
@@ -82,6 +84,11 @@ class Ledger:
         for pid in pids:
             self.append("gone", pid=pid, at=at)
 
+    def bury(self, parent: int) -> None:
+        """Say that the children of a process that has ended are gone by now; their parent's death has killed them."""
+        pids = [run.pid for run in self.runs() if run.outcome == "open" and run.parent == parent]
+        self.gone(pids, time.monotonic())
+
     def records(self, event: str | None = None) -> list[dict[str, Any]]:
         """All lines in the order in which they were written, or those of one event."""
         if not self.path.exists():
@@ -106,10 +113,12 @@ class Ledger:
                     ended=None,
                     outcome="open",
                     data=line["data"],
+                    parent=line.get("parent", 0),
                 )
             elif line["event"] == "end":
                 started = runs[line["run"]]
-                runs[line["run"]] = _ended(started, line["at"], line["outcome"])
+                if started.outcome == "open":  # what a process does that counts as gone is late
+                    runs[line["run"]] = _ended(started, line["at"], line["outcome"])
             elif line["event"] == "gone":
                 self._close(runs, line["at"], pid=line["pid"])
         return [run for run in runs.values() if object in (None, run.object) and job in (None, run.job)]

@@ -44,6 +44,7 @@ class ProcessNode(CeleryTestNode):  # type: ignore[misc]
     def __init__(self, container: Process, app: Celery, ledger: Ledger | None = None) -> None:
         super().__init__(container, app)
         self._ledger = ledger
+        self._last_pid = 0
 
     @property
     def status(self) -> str:
@@ -53,7 +54,9 @@ class ProcessNode(CeleryTestNode):  # type: ignore[misc]
     @property
     def pid(self) -> int:
         """The main process, 0 if it has ended."""
-        return int(self.container.attrs["State"]["Pid"])
+        pid = int(self.container.attrs["State"]["Pid"])
+        self._last_pid = pid or self._last_pid
+        return pid
 
     def children(self) -> list[int]:
         """The processes that the main process has started, such as those of the pool."""
@@ -71,6 +74,7 @@ class ProcessNode(CeleryTestNode):  # type: ignore[misc]
     def start(self) -> None:
         """Start the process without waiting for it."""
         self.container.start()
+        self._last_pid = self.pid
 
     def ready(self, timeout: float = 30) -> bool:
         """Wait until the node says that it is ready; if it ends instead, fail with its log."""
@@ -120,7 +124,10 @@ class ProcessNode(CeleryTestNode):  # type: ignore[misc]
         """End the node if it runs (``force``: by SIGKILL), start it again and wait until it is ready."""
         if force and self.status in ("running", "paused"):
             self.kill(method="everything")
+        elif self.status == "exited" and self._ledger is not None:
+            self._ledger.bury(self._last_pid)
         self.container.restart()
+        self._last_pid = self.pid
 
     def wait_for_log(self, log: str, message: str = "", timeout: float = 30) -> None:
         """Wait for a text in the log of this life of the node."""
