@@ -63,7 +63,7 @@ class ListProducer(Producer):
     """
 
     def __init__(self, messages: list[Message], now_ms: Callable[[], int]) -> None:
-        super().__init__(Connection("memory://localhost//").channel(), auto_declare=False)
+        super().__init__(Connection("localhost", transport="memory").channel(), auto_declare=False)
         self.is_down = False
         self._messages = messages
         self._now_ms = now_ms
