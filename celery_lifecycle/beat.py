@@ -6,19 +6,17 @@ import os
 import threading
 import time
 import uuid
-from datetime import datetime
 from typing import Any
 
-from celery.beat import ScheduleEntry, Scheduler
+from celery.beat import Scheduler
 from kombu.exceptions import KombuError
 
 from celery_lifecycle import events, holds
+from celery_lifecycle.entries import Entries
 from celery_lifecycle.errors import LifecycleError
 from celery_lifecycle.lifecycle import Lifecycle, lifecycle_of
 from celery_lifecycle.model import Phase
-from celery_lifecycle.store.beats import EntryRun
 from celery_lifecycle.store.claims import Heads
-from celery_lifecycle.timing.instants import from_millis, to_millis
 
 LOOK_AT_HOLDS_EVERY = 10.0
 HOUSEKEEPING_EVERY = 60.0
@@ -49,8 +47,7 @@ class LifecycleScheduler(Scheduler):
         self._looked = 0.0
         self._doubts: dict[tuple[str, str], int] = {}
         self._kept_house = 0.0
-        self._entry_runs: dict[str, EntryRun] = {}
-        self._producer_of_entries: Any = None
+        self._entries: Entries | None = None
         super().__init__(app, schedule, max_interval, lazy=lazy, **kwargs)
 
     @property
@@ -70,18 +67,18 @@ class LifecycleScheduler(Scheduler):
         self._lifecycle = lifecycle_of(self.app)
         self._lifecycle.verify()
         _ = self._lifecycle.database_id
-        self.install_default_entries(self.data)
-        self.merge_inplace(self.app.conf.beat_schedule)
-        self._learn_entries()
+        self._entries = Entries(self, self._lifecycle.store, self._id)
+        self._entries.set_up()
 
     # --- one tick
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Do what is due, then wait until the next alarm, at most one poll interval."""
         assert self._lifecycle is not None
+        assert self._entries is not None
         poll = self._lifecycle.config.poll_interval
         try:
-            wait = min(self._dispatch_due(), self._run_entries(), poll)
+            wait = min(self._dispatch_due(), self._entries.run(self._stopping), poll)
             self._keep_house()
             self._tell()
             if self._failures:
@@ -174,52 +171,6 @@ class LifecycleScheduler(Scheduler):
         ended = self._lifecycle.store.ends.rescue(object_id)
         if ended is not None:
             tell(ended)
-
-    # --- ordinary entries
-
-    def _learn_entries(self) -> None:
-        """Take over the last runs from the database; entries that are new begin now."""
-        assert self._lifecycle is not None
-        beats = self._lifecycle.store.beats
-        known = beats.entries()
-        for name in list(self.data):
-            if name not in known:
-                beats.add_entry(name, beats.now())
-        self._entry_runs = beats.entries()
-        for name, entry in list(self.data.items()):
-            self.data[name] = self._entry_as_of(entry, self._entry_runs[name])
-
-    def _entry_as_of(self, entry: ScheduleEntry, run: EntryRun) -> ScheduleEntry:
-        last = from_millis(run.last_run_ms).astimezone(self.app.timezone)
-        return type(entry)(**{**dict(entry), "last_run_at": last, "total_run_count": run.total})
-
-    def _run_entries(self) -> float:
-        """Run the ordinary entries that are due, each occurrence once however many beats there are."""
-        wait = 3600.0
-        for name in list(self.data):
-            wait = min(wait, self._run_entry(name))
-        return wait
-
-    def _run_entry(self, name: str) -> float:
-        assert self._lifecycle is not None
-        entry = self.data[name]
-        is_due, following = entry.is_due()
-        if not is_due:
-            return float(following) if following else 3600.0
-        beats = self._lifecycle.store.beats
-        now: datetime = self.app.now()
-        seen = self._entry_runs[name]
-        if beats.run_entry(name, seen, to_millis(now), lambda: self._publish(entry)):
-            self._entry_runs[name] = EntryRun(to_millis(now), seen.total + 1)
-            self.data[name] = self._entry_as_of(entry, self._entry_runs[name])
-            return 0.0
-        fresh = beats.entries().get(name, seen)
-        self._entry_runs[name] = fresh
-        self.data[name] = self._entry_as_of(entry, fresh)
-        return 0.05 if fresh == seen else 0.0
-
-    def _publish(self, entry: ScheduleEntry) -> None:
-        self.apply_async(entry, producer=self.producer, advance=False, retry=False)
 
     # --- upkeep
 

@@ -190,6 +190,18 @@ def close_failed(error: BaseException) -> None:
     _say(logging.DEBUG, "Closing a broken broker connection failed: %r", error)
 
 
+def entry_due(name: str, task: str) -> None:
+    _say(logging.INFO, "Scheduler: Sending due task %s (%s)", name, task)
+
+
+def entry_waits(name: str, error: BaseException) -> None:
+    _say(logging.WARNING, "Beat entry %r is due and waits for the broker: %r", name, error)
+
+
+def entry_failed(name: str, error: BaseException) -> None:
+    _say(logging.ERROR, "Beat entry %r could not be run, it is tried again: %r", name, error, exc_info=error)
+
+
 def database_failed(what: str, error: BaseException) -> None:
     _say(logging.ERROR, "%s: %s", what, error)
 

@@ -210,10 +210,13 @@ def make_tables(prefix: str) -> Tables:
     beat_entries = Table(
         f"{prefix}beat_entries",
         metadata,
+        Column("app", ByteText(200), nullable=False),
         Column("name", ByteText(200), nullable=False),
         Column("last_run_at", BigInteger, nullable=False),
         Column("total_run_count", BigInteger, nullable=False),
-        PrimaryKeyConstraint("name", name=f"{prefix}beat_entries_pkey"),
+        Column("claimed_by", ByteText(40)),
+        Column("claimed_until", BigInteger),
+        PrimaryKeyConstraint("app", "name", name=f"{prefix}beat_entries_pkey"),
         **COLD,
     )
     meta = Table(

@@ -10,6 +10,7 @@ from celery_lifecycle.store.claims import Claims
 from celery_lifecycle.store.database import Database
 from celery_lifecycle.store.dead import DeadJobs
 from celery_lifecycle.store.ends import Ends
+from celery_lifecycle.store.entries import Entries
 from celery_lifecycle.store.holds import Holds
 from celery_lifecycle.store.jobs import Jobs
 from celery_lifecycle.store.objects import Objects
@@ -35,6 +36,7 @@ class Store:
         self.dead = DeadJobs(self.database, config)
         self.workers = Workers(self.database, config)
         self.beats = Beats(self.database, config)
+        self.entries = Entries(self.database, config)
         self.watch = Watch(self.database)
 
     def close(self) -> None:

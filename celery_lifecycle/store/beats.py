@@ -1,11 +1,9 @@
-"""What beats keep in the database: their ticks, the last runs of ordinary entries, the database's own id, housekeeping."""
+"""What beats keep in the database: their ticks, the database's own id, housekeeping."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from celery_lifecycle.breaker import fresh_lines
@@ -15,14 +13,6 @@ from celery_lifecycle.store.rows import object_of
 from celery_lifecycle.store.unit import Locked
 from celery_lifecycle.store.watch import next_due
 from celery_lifecycle.transitions.derive import derive
-
-
-@dataclass(frozen=True, slots=True)
-class EntryRun:
-    """The last run of an ordinary beat entry."""
-
-    last_run_ms: int
-    total: int
 
 
 class Beats:
@@ -78,37 +68,6 @@ class Beats:
     def now(self) -> int:
         """The database's time in milliseconds."""
         return self.database.run(lambda tx: tx.now())
-
-    # --- ordinary entries
-
-    def entries(self) -> dict[str, EntryRun]:
-        """The last runs of ordinary entries. Changes nothing."""
-        return self.database.run(
-            lambda tx: {name: EntryRun(int(last), int(total)) for name, last, total in tx.rows(tx.sql.list_entries)}
-        )
-
-    def add_entry(self, name: str, last_run_ms: int) -> None:
-        """Remember an entry from now on; one that is known stays as it is."""
-        params = {"name": name, "last_run_at": last_run_ms, "count": 0}
-        self.database.run(lambda tx: tx.run(tx.sql.add_entry, params))
-
-    def run_entry(self, name: str, seen: EntryRun, last_run_ms: int, publish: Callable[[], None]) -> bool:
-        """Run one occurrence of an entry: `publish` under the entry's row lock, then the commit.
-
-        Guard: the row is as this beat saw it; a row that another beat holds is skipped. If `publish` raises, nothing is
-        recorded and the occurrence is tried again; a crash between publish and commit runs it twice, never not at all.
-        """
-
-        def work(tx: Tx) -> bool:
-            row = tx.row(tx.sql.lock_entry, {"name": name})
-            if row is None or (int(row[0]), int(row[1])) != (seen.last_run_ms, seen.total):
-                return False
-            publish()
-            params = {"name": name, "last_run_at": last_run_ms, "count": seen.total + 1}
-            return tx.run(tx.sql.update_entry, params) == 1
-
-        with self.database.transaction() as tx:
-            return work(tx)
 
     # --- housekeeping
 

@@ -242,17 +242,29 @@ class Sql:
         self.purge_heartbeats = self._(f"DELETE FROM {h} WHERE kind = :kind AND expires_at < :now")
 
         # --- beat entries and facts about the database
-        put_entry = f"INSERT INTO {b} (name, last_run_at, total_run_count) VALUES (:name, :last_run_at, :count)"
+        entry = "app = :app AND name = :name"
+        put_entry = (
+            f"INSERT INTO {b} (app, name, last_run_at, total_run_count) VALUES (:app, :name, :last_run_at, :count)"
+        )
         self.add_entry = self._(
             f"{put_entry} ON DUPLICATE KEY UPDATE total_run_count = total_run_count"
             if self.dialect == "mysql"
-            else f"{put_entry} ON CONFLICT (name) DO NOTHING"
+            else f"{put_entry} ON CONFLICT (app, name) DO NOTHING"
         )
-        self.lock_entry = self._(f"SELECT last_run_at, total_run_count FROM {b} WHERE name = :name{skip}")
-        self.update_entry = self._(
-            f"UPDATE {b} SET last_run_at = :last_run_at, total_run_count = :count WHERE name = :name"
+        self.get_entry = self._(f"SELECT last_run_at, total_run_count FROM {b} WHERE {entry}")
+        self.lock_entry = self._(
+            f"SELECT last_run_at, total_run_count, claimed_by, claimed_until FROM {b} WHERE {entry}{skip}"
         )
-        self.list_entries = self._(f"SELECT name, last_run_at, total_run_count FROM {b}")
+        self.claim_entry = self._(f"UPDATE {b} SET claimed_by = :beat, claimed_until = :until WHERE {entry}")
+        self.release_entry = self._(
+            f"UPDATE {b} SET claimed_by = NULL, claimed_until = NULL WHERE {entry} AND claimed_by = :beat"
+        )
+        self.record_entry = self._(
+            f"UPDATE {b} SET last_run_at = :last_run_at, total_run_count = :count, claimed_by = NULL,"
+            f" claimed_until = NULL WHERE {entry} AND last_run_at = :seen_at AND total_run_count = :seen_count"
+        )
+        self.delete_entry = self._(f"DELETE FROM {b} WHERE {entry}")
+        self.list_entries = self._(f"SELECT name, last_run_at, total_run_count FROM {b} WHERE app = :app")
         put_meta = f"INSERT INTO {m} (name, value) VALUES (:name, :value)"
         self.add_meta = self._(
             f"{put_meta} ON DUPLICATE KEY UPDATE value = value"
