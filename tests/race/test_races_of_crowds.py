@@ -1,0 +1,295 @@
+"""Several rows, several beats, several workers at once: disjoint claims, skipped rows, deadlocks, the one place of a suspect."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from celery_lifecycle.errors import LockTimeout
+from celery_lifecycle.model import ObjectRef, Phase
+from celery_lifecycle.store.database import Conflict
+from celery_lifecycle.store.unit import lock_by_name
+from celery_lifecycle.store.workers import Running
+from celery_lifecycle.transitions.run import Worker
+from tests.support.databases import Database
+from tests.support.protocol import CART, DONE, QUEUE, WORKER, Clock, Table, links_of
+from tests.support.races import Call, Gate, waits_for_a_lock
+from tests.support.waiting import wait_until
+
+SERVERS = pytest.mark.databases("postgresql", "mariadb")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tables(database: Database, clock: Clock):
+    one = Table(database.url, clock=clock, lock_timeout=10)
+    two = Table(database.url, clock=clock, migrates=False, lock_timeout=10)
+    watcher = Table(database.url, clock=clock, migrates=False)
+    yield one, two, watcher
+    one.check()
+    for table in (one, two, watcher):
+        table.close()
+
+
+def carts(count: int) -> list[ObjectRef]:
+    return [ObjectRef("cart", f"user-{number:03}") for number in range(count)]
+
+
+def push_all(t: Table, refs: list[ObjectRef]) -> None:
+    t.store.jobs.push_many([t.draft("a", ref) for ref in refs])
+
+
+def claim_and_fail(t: Table) -> None:
+    with t.store.database.transaction() as tx:
+        t.store.claims._claim(tx, QUEUE, Phase.IDLE, 7)
+        raise ZeroDivisionError
+
+
+@SERVERS
+def test_claims_of_two_beats_are_disjoint_and_neither_waits_for_the_other(tables):
+    one, two, _ = tables
+    push_all(one, carts(10))
+    with Gate(one).holding(lambda: one.claim(limit=6)) as first:
+        second = two.claim(limit=10)
+    taken = [{chain.ref.name for chain in claimed.shipments} for claimed in (first.result(), second)]
+    assert [len(names) for names in taken] == [6, 4]
+    assert not taken[0] & taken[1]
+
+
+def test_beats_that_claim_at_once_take_each_object_once(tables, database):
+    """C25: one beat's claim fails once in between; 100 due objects, 100 chains."""
+    one, two, _ = tables
+    push_all(one, carts(100))
+    claimed: list[str] = []
+    failures = iter([True])
+
+    def beat(t: Table, fails: bool) -> None:
+        while True:
+            if fails and next(failures, False):
+                with pytest.raises(ZeroDivisionError):
+                    claim_and_fail(t)
+            taken = t.claim(limit=7)
+            claimed.extend(chain.ref.name for chain in taken.shipments)
+            if not taken.rows:
+                return
+
+    calls = [Call(lambda t=t, fails=fails: beat(t, fails)) for t, fails in ((one, True), (two, False))]
+    for call in calls:
+        call.result()
+    beat(one, False)
+    assert sorted(claimed) == [ref.name for ref in carts(100)]
+
+
+def test_an_occurrence_of_an_ordinary_entry_runs_once_and_a_failed_publish_loses_none(tables):
+    """C26"""
+    one, two, _ = tables
+    one.store.beats.add_entry("hourly", 1000)
+    two.store.beats.add_entry("hourly", 5000)
+    seen = two.store.beats.entries()["hourly"]
+    assert seen.last_run_ms == 1000
+    published: list[str] = []
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        one.store.beats.run_entry("hourly", seen, 2000, fails)
+    calls = [
+        Call(lambda t=t, name=name: t.store.beats.run_entry("hourly", seen, 2000, lambda: published.append(name)))
+        for t, name in ((one, "one"), (two, "two"))
+    ]
+    came = [call.result() for call in calls]
+    assert sorted(came) == [False, True]
+    assert len(published) == 1
+    assert one.store.beats.entries()["hourly"].total == 1
+
+
+@SERVERS
+def test_a_callers_open_transaction_keeps_nobody_else_from_being_renewed_or_claimed(tables, clock):
+    """D25: it holds one object's row for a minute, the worker runs nine others beside it."""
+    one, two, _ = tables
+    refs = carts(10)
+    push_all(one, refs)
+    running, begun = [], {}
+    for chain in one.claim().shipments:
+        [link] = links_of(chain)
+        begun[link.object_id] = one.begin(link)
+        running.append(Running(link.object_id, link.task_id, WORKER.pid))
+    held = refs[4]
+    with one.store.database.transaction() as tx:
+        assert lock_by_name(tx, held, 50) is not None
+        for _ in range(12):
+            clock.forward(5)
+            assert two.store.workers.renew(WORKER.instance, running) == 9
+            claimed = two.claim(Phase.OPEN)
+            assert claimed.lost == ()
+        found = {row.name: row for row in two.store.objects.find_many()}
+        assert {name for name, row in found.items() if row.lease_until == clock.ms + 20_000} == {
+            ref.name for ref in refs if ref != held
+        }
+    lost = two.claim(Phase.OPEN).lost
+    assert len(lost) == 1
+    assert two.store.ends.rescue(lost[0]) is None, "two looks: the worker has time to renew it"
+    assert two.store.workers.renew(WORKER.instance, running) == 10
+    clock.forward(6)
+    assert two.claim(Phase.OPEN).lost == ()
+
+
+@SERVERS
+def test_two_transactions_that_lock_two_objects_crosswise_are_both_done_in_the_end(tables):
+    """A deadlock: the server ends one of them, and it is repeated as a whole."""
+    one, two, _ = tables
+    first, second = carts(2)
+    push_all(one, [first, second])
+    both_hold = threading.Barrier(2)
+    tries: list[str] = []
+
+    def crosswise(t: Table, name: str, near: ObjectRef, far: ObjectRef) -> None:
+        def work(tx):
+            tries.append(name)
+            t.store.jobs.push_in(tx, t.draft(f"{name} near", near))
+            if tries.count(name) == 1:
+                both_hold.wait(10)
+            t.store.jobs.push_in(tx, t.draft(f"{name} far", far))
+
+        t.store.database.run(work)
+
+    calls = [Call(lambda: crosswise(one, "one", first, second)), Call(lambda: crosswise(two, "two", second, first))]
+    for call in calls:
+        call.result()
+    assert sorted(tries) in (["one", "one", "two"], ["one", "two", "two"])
+    assert set(one.ids(first)) == {"a", "one near", "two far"}
+    assert set(one.ids(second)) == {"a", "two near", "one far"}
+
+
+@SERVERS
+def test_a_conflict_that_does_not_end_is_an_error_and_stores_nothing(tables):
+    one, _, _ = tables
+    tries = []
+
+    def work(tx):
+        tries.append(1)
+        one.store.jobs.push_in(tx, one.draft("a"))
+        raise Conflict
+
+    with pytest.raises(Conflict):
+        one.store.database.run(work)
+    assert len(tries) == 4
+    assert one.count("jobs") == 0
+
+
+def test_a_row_that_stays_locked_is_an_error_that_names_the_object_and_the_likely_cause(database, clock):
+    one = Table(database.url, clock=clock)
+    two = Table(database.url, clock=clock, migrates=False, lock_timeout=1)
+    one.push("a")
+    object_id = one.find().id
+    with one.store.database.transaction() as tx:
+        assert lock_by_name(tx, CART, 50) is not None
+        for verb in (
+            lambda: two.push("b"),
+            lambda: two.store.jobs.cancel(CART, "a", "host"),
+            lambda: two.begin(replace(links_of_nothing(object_id), object_id=object_id)),
+        ):
+            with pytest.raises(LockTimeout, match="transaction that pushed to it") as caught:
+                verb()
+            if database.kind != "sqlite":
+                assert str(CART) in str(caught.value) or f"object id {object_id}" in str(caught.value)
+    assert one.ids() == ["a"]
+    two.push("b")
+    assert one.ids() == ["a", "b"]
+    for table in (one, two):
+        table.close()
+
+
+def links_of_nothing(object_id):
+    from tests.support.protocol import link
+
+    return link("a", object_id=object_id)
+
+
+@SERVERS
+def test_two_suspects_that_meet_on_one_worker_do_not_run_together(tables, clock, database):
+    """Section 7, rule 7: the mark is unique in the database, so the second begin waits, and is put 5 s back."""
+    one, two, watcher = tables
+    refs = carts(2)
+    for ref in refs:
+        one.push("a", ref)
+    for chain in one.claim().shipments:
+        one.begin(links_of(chain)[0])
+    for forward in (21, 6):
+        clock.forward(forward)
+        for object_id in one.claim(Phase.OPEN).lost:
+            one.store.ends.rescue(object_id)
+    assert all(one.job("a", ref).suspect_on for ref in refs)
+    clock.forward(301)
+    worker = Worker("w2", 9)
+    first, second = (links_of(chain)[0] for chain in one.claim().shipments)
+    with Gate(one).holding(lambda: one.begin(first, worker)) as ahead:
+        behind = Call(lambda: two.begin(second, worker))
+        wait_until(lambda: not behind.is_alive() or waits_for_a_lock(database, watcher), 20, "it does not wait")
+    assert ahead.result().job is not None
+    passed = behind.result()
+    assert (passed.job, passed.refused, passed.closed) == (None, None, True)
+    later = [one.job("a", ref) for ref in refs if one.find(ref).token is None]
+    assert [job.not_before_ms for job in later] == [clock.ms + 5_000]
+    assert sum(one.job("a", ref).suspect_on == "w2" for ref in refs) == 1
+
+
+def test_many_pushers_to_one_new_name_make_one_row_and_lose_no_job(tables):
+    one, two, _ = tables
+    calls = [
+        Call(lambda t=t, n=n: [t.push(f"{n}-{k}", delay=60) for k in range(5)])
+        for n, t in enumerate((one, two, one, two))
+    ]
+    for call in calls:
+        call.result()
+    assert len(one.ids()) == 20
+    assert one.count("objects") == 1
+    assert one.find().versions == 20
+
+
+def test_pushes_and_cancels_of_one_name_at_once_leave_nothing_behind(tables):
+    """Push repeats insert-if-absent and lock until it holds a row, while others remove it."""
+    one, two, _ = tables
+
+    def again_and_again(t: Table, job_id: str) -> int:
+        done = 0
+        for _ in range(15):
+            t.push(job_id, delay=60)
+            done += t.store.jobs.cancel(CART, job_id, "host") is not None
+        return done
+
+    calls = [Call(lambda t=t, n=n: again_and_again(t, f"job-{n}")) for n, t in enumerate((one, two, one))]
+    assert [call.result() for call in calls] == [15, 15, 15]
+    assert (one.count("objects"), one.count("jobs")) == (0, 0)
+
+
+def test_bulk_pushes_to_overlapping_new_names_at_once_store_everything(tables):
+    one, two, _ = tables
+    refs = carts(30)
+    calls = [
+        Call(lambda t=t, n=n, order=order: t.store.jobs.push_many([t.draft(f"job-{n}", ref) for ref in order]))
+        for n, (t, order) in enumerate(((one, refs), (two, refs[::-1]), (one, refs[10:])))
+    ]
+    for call in calls:
+        call.result()
+    assert one.count("objects") == 30
+    assert one.count("jobs") == 80
+
+
+def test_a_run_that_two_workers_get_at_once_is_opened_by_one(tables):
+    one, two, _ = tables
+    for ref in carts(10):
+        one.push("a", ref)
+        [link] = links_of(one.shipped(ref))
+        calls = [Call(lambda t=t, w=w, link=link: t.begin(link, Worker(w, 1))) for t, w in ((one, "w1"), (two, "w2"))]
+        came = [call.result() for call in calls]
+        assert sorted(begun.refused is None for begun in came) == [False, True]
+        [begun] = [begun for begun in came if begun.refused is None]
+        assert one.finish(link, begun, DONE).accepted
