@@ -25,7 +25,7 @@ from celery_lifecycle.errors import (
     OutOfMemory,
     StartFailed,
 )
-from celery_lifecycle.masking import masked
+from celery_lifecycle.masking import is_time_limit, masked
 from celery_lifecycle.model import (
     ALARM,
     HOOK_PREFIX,
@@ -42,6 +42,7 @@ from celery_lifecycle.model import (
 )
 from celery_lifecycle.queue import JobQueue, when
 from celery_lifecycle.storage import RunStorage
+from celery_lifecycle.store.database import Disconnected
 from celery_lifecycle.store.ends import Ended
 from celery_lifecycle.store.jobs import Pusher
 from celery_lifecycle.store.runs import Begun, Calling, Finished
@@ -113,14 +114,18 @@ class Runner:
         return self._job(link, code, begun, begun.job, request)
 
     def _begin(self, link: Link, calling: Calling) -> Begun:
-        """Begin; while the database does not answer, try again for as long as a lease lasts."""
+        """Begin; while the database does not answer, try again for as long as a lease lasts.
+
+        A begin that may have been committed is not given up at all: it would be left in flight, and be struck as lost.
+        """
         deadline = time.monotonic() + self.deployment.config.lease_ms / 1000
-        again = False
+        again = uncertain = False
         while True:
             try:
                 return self.deployment.store.runs.begin(link, calling, self.worker, again)
             except DatabaseUnavailable as error:
-                if time.monotonic() > deadline:
+                uncertain = uncertain or isinstance(error, Disconnected)
+                if not uncertain and time.monotonic() > deadline:
                     raise
                 if not again:
                     events.database_failed(f"{link.task_id} can't begin; trying again", error)
@@ -211,7 +216,7 @@ class Runner:
                 return self._out_of_memory(link, code, error, cause)
             with masked():
                 verdict, error = self._decide(code, ctx, value, error, begun.now)
-                if not self._holds(verdict):
+                if is_time_limit(error) or not self._holds(verdict):
                     return self._finish(link, code, begun, job, ctx, verdict, value, error)
                 if not self._attempted(link, begun.token, job, attempt):
                     return self._fenced(code.ref, job.id)
@@ -350,7 +355,10 @@ class Runner:
             events.rescheduled(ref, job.id, done.due_ms)
 
     def _unknown_owner(self, link: Link, begun: Begun, job: Job) -> Report:
-        dead, shipment, accepted = self.deployment.store.ends.unknown(link, begun.token, Why.UNKNOWN_OWNER)
+        ends = self.deployment.store.ends
+        dead, shipment, accepted = self._stored(
+            link.task_id, lambda: ends.unknown(link, begun.token, Why.UNKNOWN_OWNER)
+        )
         if accepted:
             events.unknown(job.object, job.task, job.id, dead is not None)
         self._follow_up(shipment)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from celery_lifecycle.code import Code
+from celery_lifecycle.errors import DatabaseUnavailable
 from celery_lifecycle.model import ObjectRef, Phase
+from celery_lifecycle.runner import Runner
+from celery_lifecycle.store.database import Disconnected
 from celery_lifecycle.transitions.run import Worker
 from tests.support.protocol import Clock, Table, links_of, table
 
@@ -38,3 +44,31 @@ def test_who_was_aboard_a_lost_worker_is_looked_for_in_all_queues(t, clock):
             [object_id] = t.claim(Phase.OPEN, queue=queue).lost
             t.store.ends.rescue(object_id)
     assert [t.job("a", ref).suspect_on is not None for ref in (FIRST, SECOND)] == [True, True]
+
+
+def test_a_begin_whose_answer_was_lost_is_found_out_however_long_the_database_is_away(t, clock, monkeypatch):
+    """Given up, it would be left in flight: an outage would count as a strike."""
+    t.push("a", FIRST)
+    [link] = links_of(t.shipped(FIRST))
+    began, back_at = clock.ms, clock.ms + 60_000
+    begin = t.store.runs.begin
+
+    def unreliable(*args: Any) -> Any:
+        if clock.ms == began:
+            begin(*args)
+            raise Disconnected("the answer to the commit is lost")
+        if clock.ms < back_at:
+            raise DatabaseUnavailable("away")
+        return begin(*args)
+
+    called = []
+    monkeypatch.setattr(t.store.runs, "begin", unreliable)
+    monkeypatch.setattr(
+        "celery_lifecycle.runner.time", SimpleNamespace(monotonic=lambda: clock.ms / 1000, sleep=clock.forward)
+    )
+    deployment: Any = SimpleNamespace(config=t.store.config, store=t.store, send=lambda shipments: 0)
+    code = Code("cart.remind", FIRST, None, lambda fn: fn, called.append)
+    report = Runner(deployment, WORKER, lambda error, attempt: None).run(link, code)
+
+    assert (report.result["outcome"], len(called)) == ("complete", 1)
+    assert not t.exists(FIRST)

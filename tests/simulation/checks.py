@@ -78,6 +78,7 @@ class Death:
     draining: bool
     at: int
     instance: str
+    worker: Any
     killed_by: str | None = None
     counted: bool = False
 
@@ -278,6 +279,8 @@ class Checker:
         opened = new is not None and new.token is not None and old.token is None
         if opened and (old.paused or old.disabled) and not link.job.startswith(HOOK_PREFIX):
             self.fail("a paused object opens no run", f"{old.ref} by {link.task_id}")
+        if opened and not any(self.effective(old, job) <= self.now for job in before.jobs.values()):
+            self.fail("a run is opened for something that is due", f"{old.ref} by {link.task_id}")
         flight = new.in_flight if new is not None else None
         if new is None or flight is None or new.token is None:
             return
@@ -324,13 +327,13 @@ class Checker:
         if body.end == "ok":
             self.held.pop((old.id, flight.job), None)
             self.line_deaths.pop((old.id, flight.line, flight.job), None)
-            self.culprits.pop((str(old.ref), flight.job), None)
+            self.culprits.pop((str(old.ref), flight.line, flight.job), None)
             if job is not None and job.version == flight.version:
                 self.completed.add((old.id, flight.job, flight.version))
         if body.end == "again" and kept is not None and kept.not_before_ms is None:
             self.held.pop((old.id, flight.job), None)
             self.line_deaths.pop((old.id, flight.line, flight.job), None)
-            self.culprits.pop((str(old.ref), flight.job), None)
+            self.culprits.pop((str(old.ref), flight.line, flight.job), None)
 
     def _body_of(self, token: str, task_id: str) -> Body | None:
         return next((one for one in reversed(self.bodies) if (one.token, one.task_id) == (token, task_id)), None)
@@ -355,12 +358,12 @@ class Checker:
         if death is not None and death.killed_by in ("hung", "limit", "revoked") and struck:
             self.fail("a job that was stopped is not struck", f"{flight.job} of {old.ref}: {death.killed_by}")
         if label == "Ends.struck_inside":
-            self.culprits[str(old.ref), flight.job].add(f"{old.ref}#{flight.line}")
+            self.culprits[str(old.ref), flight.line, flight.job].add(f"{old.ref}#{flight.line}")
         if not struck or new is None:
             return
         self.stats["strikes"] += 1
         if death is not None:
-            if death.draining:
+            if death.worker.draining_stored if label == "Ends._rescue" else death.draining:
                 self.fail("a deploy is no strike", f"{flight.job} of {old.ref}")
             if death.counted:
                 self.fail("a death is counted once", f"{flight.job} of {old.ref}")
@@ -405,7 +408,7 @@ class Checker:
         flight = old.in_flight
         if death is None or flight is None or not death.whole or flight.job.startswith(HOOK_PREFIX):
             return
-        if death.draining:
+        if death.worker.draining_stored:
             return
         aboard = self.aboard[death.instance]
         suspects = [one[:2] for one in aboard if one[2]]
@@ -433,7 +436,8 @@ class Checker:
         doomed.add(flight.job)
         if sealed != doomed & before.jobs.keys():
             self.fail("a seal takes its line and all recovery loops", f"{sorted(sealed)}, not {sorted(doomed)}")
-        guilty = self.culprits[str(old.ref), flight.job]
+        mine = (str(old.ref), flight.line)
+        guilty = {one for key, found in self.culprits.items() if key[:2] == mine for one in found}
         own = f"{old.ref}#{flight.line}"
         if own not in guilty and len(guilty) < flight.limit:
             self.fail("no innocent is sealed", f"{flight.job} of {old.ref}: {sorted(guilty)}")
@@ -463,9 +467,9 @@ class Checker:
                 self._let_go(before, job)
             elif label == "Runs._finish" and (mine or job.id == ALIVE):
                 self._check_completed(args, job)
-            elif label == "Runs._alarm_failed" and job.id == ALIVE:
-                pass
-            elif job.id.startswith(HOOK_PREFIX) and label in STRIKES:
+            elif (label == "Runs._alarm_failed" and job.id == ALIVE) or (
+                job.id.startswith(HOOK_PREFIX) and label in STRIKES
+            ):
                 pass
             else:
                 self.fail("no job vanishes", f"{label}: {job.id} v{job.version} of {job.object}")
@@ -571,12 +575,13 @@ class Checker:
         links = [one for one in exclusive or ids if one not in (ALARM, ALIVE)]
         if not links:
             return (ALARM,) if ids else (), bool(ids)
-        return tuple(links), len(links) <= self.config.chain_length
+        alone = all(one.startswith(HOOK_PREFIX) for one in links)
+        return tuple(links), not alone and len(links) <= self.config.chain_length
 
     def sent(self, shipment: Shipment) -> None:
         links = tuple(job.id for job in shipment.jobs), shipment.all_due
         wanted = self.expected.get(shipment.token or shipment.dispatch, ((), False))
-        if wanted[1]:
+        if len(wanted[0]) <= self.config.chain_length:
             right = links == wanted
         else:  # which of them come first is a matter of the delays that strikes brought
             length = self.config.chain_length
@@ -591,6 +596,12 @@ class Checker:
 
     def returned(self, label: str, args: Any, result: Any) -> None:
         """A verb has come back to its caller."""
+        if label != "Runs._begin" or result.refused is None:
+            return
+        link, thing = args[0], self.things.get(args[0].object_id)
+        self.stats["refused"] += 1
+        if link.token is None and thing is not None and thing.state.dispatch == link.dispatch:
+            self.fail("a chain that ends quietly is not waited for", f"{thing.state.ref}: {result.refused.value}")
 
     # --- bodies
 
@@ -696,12 +707,12 @@ class Checker:
             if (state.worker, state.worker_pid) != (child.life.instance, child.pid) or state.in_flight is None:
                 continue
             flight, token = state.in_flight, state.token or ""
-            draining = child.life.draining if not whole else child.parent.draining_stored
+            draining = child.life.draining
             self.deaths[token] = Death(
                 token, state.id, flight.job, flight.line, guilty or "?", whole, draining, self.world.now,
-                child.life.instance, getattr(child, "killed_by", None),
+                child.life.instance, child.worker, getattr(child, "killed_by", None),
             )  # fmt: skip
-            self.culprits[str(state.ref), flight.job].add(guilty or f"kill {self.world.now} {child.name}")
+            self.culprits[str(state.ref), flight.line, flight.job].add(guilty or f"kill {self.world.now} {child.name}")
             self.stats["deaths"] += 1
 
     def worker_died(self, worker: WorkerProcess) -> None:
@@ -746,7 +757,8 @@ class Checker:
             told = f"{thing.state.ref} {thing.state.phase.name} with {sorted(thing.jobs)}"
             self.fail("once faults stop, what is due is run", told)
         for death in self.deaths.values():
-            uncounted = not (death.counted or death.draining or death.killed_by or death.job.startswith(HOOK_PREFIX))
+            drained = death.draining or death.worker.draining_stored
+            uncounted = not (death.counted or drained or death.killed_by or death.job.startswith(HOOK_PREFIX))
             if uncounted and not death.whole and self.ended.get(death.token) in FENCES:
                 self.fail("a death is counted", f"{death.job} of object {death.object_id}")
         for thing in self.things.values():

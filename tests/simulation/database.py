@@ -92,8 +92,9 @@ class SimDatabase(Database):
             return
         if connection.total_changes != before:
             simulation.committed(self.label, self.args)
-            if simulation.faults.hits("unheard"):
-                simulation.world.say(f"{self.label}: committed, but the answer is lost")
+            cut = simulation.faults.hits("unheard")
+            if cut is not None:
+                simulation.unheard(self.label, cut)
                 raise Disconnected("simulated: the connection broke at the commit")
 
 

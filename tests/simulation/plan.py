@@ -286,7 +286,7 @@ def outages(writer: Writer) -> None:
             who=writer.pick("worker", "child", "beat"),
             **{"for": writer.pick(5000, 30_000, 60_000)},
         )
-    writer.some_faults("unheard", writer.within(0, 4), 40)
+    writer.some_faults("unheard", writer.within(0, 4), 40, lambda: writer.pick(0, 0, 5000, 45_000))
     writer.some_faults("conflict", writer.within(0, 3), 60)
     writer.some_faults("double", writer.within(0, 2), 14, lambda: writer.pick(0, 5, 500, 30_000))
 

@@ -88,7 +88,7 @@ class SimRequest(LifecycleRequest, Quiet):
         self._hostname = child.name
         self.id = headers["id"]
         self.worker_pid = child.pid
-        self.time_start = child.world.process_clock.monotonic()  # type: ignore[attr-defined]
+        self.time_start = child.world.process_clock.time()  # type: ignore[attr-defined]
 
 
 class Child(Process):
@@ -474,6 +474,7 @@ class Simulation:
         def body() -> None:
             scheduler: Any = LifecycleScheduler(application.app, lazy=True)
             scheduler._lifecycle = process.lifecycle
+            scheduler._entries = SimpleNamespace(run=lambda stopping: 3600.0)
             scheduler._stopping = Event(self.world, process)
             scheduler.process = process
             self.schedulers.append(scheduler)
@@ -545,6 +546,13 @@ class Simulation:
             for scheduler in self.schedulers:
                 wait = 20 + self.world.draw("poll", self.plan.poll)
                 scheduler._stopping.wake(wait)
+
+    def unheard(self, label: str, cut: int) -> None:
+        """The connection breaks at the commit, and for a while no other one is to be had."""
+        self.world.say(f"{label}: committed, but the answer is lost")
+        process = self.world.process
+        if process is not None and cut:
+            process.cut_until = max(process.cut_until, self.world.now + cut)
 
     def after_transaction(self, label: str, args: tuple[Any, ...], result: Any) -> None:
         self.checker.returned(label, args, result)

@@ -1,0 +1,280 @@
+"""The protocol with one guard taken out: each of these must be caught, or the simulation proves nothing.
+
+`python -m tests.simulation.mutants [NAME …]` looks for seeds that catch them and prints the table `CAUGHT_BY`.
+"""
+
+from __future__ import annotations
+import __future__
+
+import contextlib
+import importlib
+import inspect
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+P = "celery_lifecycle"
+CHAIN, RUN, DERIVE = f"{P}.transitions.chain", f"{P}.transitions.run", f"{P}.transitions.derive"
+CLAIMS, RUNS, ENDS, JOBS = f"{P}.store.claims", f"{P}.store.runs", f"{P}.store.ends", f"{P}.store.jobs"
+UNIT, SQL, WORKERS, BREAKER = f"{P}.store.unit", f"{P}.store.sql", f"{P}.store.workers", f"{P}.breaker"
+BEAT, TASK, RUNNER, LIFE, LIFECYCLE = f"{P}.beat", f"{P}.task", f"{P}.runner", f"{P}.life", f"{P}.lifecycle"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One piece of a function's text, replaced."""
+
+    module: str
+    where: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """The protocol without one guard, or without two that cover for each other."""
+
+    name: str
+    changes: tuple[Change, ...]
+    profiles: tuple[str, ...] = ()
+
+
+def one(name: str, module: str, where: str, old: str, new: str, *profiles: str) -> Mutant:
+    return Mutant(name, (Change(module, where, old, new),), profiles)
+
+
+MUTANTS = (
+    # --- links of a run
+    one("begin without token", RUN, "may_begin", "state.token is None or state.token != link.token", "state.token is None"),
+    one("begin without step", RUN, "may_begin", "state.step != link.position", "False"),
+    one("begin runs what is not due", RUN, "is_due", "job is None or job.effective_ms > now", "job is None"),
+    one("begin ignores the object's not_before", RUN, "is_due", "state.not_before <= now", "True"),
+    one(
+        "open beside a run whose lease is over", RUN, "open_run", "if state.token is not None:",
+        "if state.token is not None and (state.lease_until or 0) > now:",
+    ),
+    one("open beside any run", RUN, "open_run", "state.token is not None", "False"),
+    one("open with nothing due", RUN, "open_run", "not something_due", "False"),
+    one("open of a paused object", RUN, "open_run", "(state.paused or state.disabled)", "False"),
+    one("a refused chain leaves its dispatch", RUN, "open_run", "state.dispatch == link.dispatch", "False"),
+    one("begin forgets that it has begun", RUNS, "Runs._begin", "again and _is_begun(held.state, link, worker)", "False"),
+    one("finish without token", RUN, "may_finish", "state.token == token", "state.token is not None"),
+    one("finish without step", RUN, "may_finish", "state.step == link.position + 1", "True"),
+    Mutant(
+        "finish without step and task id",
+        (
+            Change(RUN, "may_finish", "state.step == link.position + 1", "True"),
+            Change(RUN, "may_finish", "state.in_flight.task_id == link.task_id", "True"),
+        ),
+    ),
+    Mutant(
+        "finish without token and task id",
+        (
+            Change(RUN, "may_finish", "state.token == token", "state.token is not None"),
+            Change(RUN, "may_finish", "state.in_flight.task_id == link.task_id", "True"),
+        ),
+    ),
+    one("finish without version", RUN, "finish", "job.version != flight.version", "False"),
+    one("an attempt without guard", RUNS, "Runs.attempted", "not run.may_finish(held.state, link, token)", "False"),
+    one("a finish is given up in an outage", RUNNER, "Runner._stored", "return verb()", "return verb()\n            except _Never:\n                raise"),
+    one("a version is used again", JOBS, "Jobs.push_in", "state.versions + 1", "(existing.version + 1 if existing else 1)"),
+    one("an outcome without a new version", RUN, "finish", "version = state.versions + 1", "version = job.version"),
+    # --- chains
+    one("no revival", CHAIN, "claim", "return revive(state, agenda, now, config, new_id)", "return Claim(state)"),
+    one("revive with nothing due", CHAIN, "revive", "return Claim(derive(ended(replace(state, sent_count=0)), agenda, now))", "pass"),
+    one("revive from the first link", CHAIN, "revive", "state.token, state.step,", "state.token, 0,"),
+    one("revive under a new token", CHAIN, "revive", "state.token, state.step,", "None, 0,"),
+    one("no release", CLAIMS, "Claims._release", "if released is None:", "if True:"),
+    one("release of another dispatch", CHAIN, "release", "state.dispatch != shipment.dispatch", "False"),
+    one("patience does not double", CHAIN, "patience", "config.backup_ms << doublings", "config.backup_ms"),
+    one("patience ignores the queue", CHAIN, "patience", "2 * state.queue_wait", "0"),
+    one("sendings are forgotten at open", RUN, "open_run", "token=token, step=0,", "token=token, step=0, sent_count=0,"),
+    one("a claim with nothing due leaves the dispatch", CHAIN, "dispatch", "replace(state, dispatch=None, sent_until=None)", "state"),
+    one("a dispatch beside a run", CHAIN, "dispatch", "state.token is not None", "False"),
+    Mutant(
+        "a pusher claims beside a run",
+        (
+            Change(CHAIN, "dispatch", "state.token is not None", "False"),
+            Change(JOBS, "Jobs.push_in", "claims and state.token is None and state.dispatch is None", "claims"),
+        ),
+    ),
+    one("a pusher sends again what is on its way", JOBS, "Jobs.push_in", "and state.dispatch is None", ""),
+    one("no window", BEAT, "LifecycleScheduler._dispatch_queue", "min(batch, self._room(queue)) if phase is Phase.IDLE else batch", "batch"),
+    Mutant(
+        "one window for all queues",
+        (
+            Change(BEAT, "LifecycleScheduler._room", "self._sent.get(queue", "self._sent.get(''"),
+            Change(BEAT, "LifecycleScheduler._room", "count_sent(queue)", "count_sent('celery')"),
+            Change(BEAT, "LifecycleScheduler._room", "self._sent[queue]", "self._sent['']"),
+            Change(BEAT, "LifecycleScheduler._dispatch_queue", "self._sent.get(queue", "self._sent.get(''"),
+            Change(BEAT, "LifecycleScheduler._dispatch_queue", "self._sent[queue]", "self._sent['']"),
+        ),
+    ),
+    one("due order by id", DERIVE, "due_links", "key=lambda job: job.place", "key=lambda job: job.id"),
+    one("exclusive jobs with others", DERIVE, "due_links", "(exclusive or due)", "due"),
+    one("exclusive jobs do not hold back", DERIVE, "next_wake", "exclusive or jobs", "jobs"),
+    one("on_alarm after every slice", DERIVE, "due_links", "len(links) <= length", "True"),
+    one("wake_at is moved up to now", DERIVE, "next_wake", "return first.queue, effective_due(state, first)", "return first.queue, max(now, effective_due(state, first))"),
+    one("the alarm of a paused object", DERIVE, "runnable", "return () if state.paused else agenda.jobs", "return agenda.jobs"),
+    one("the alarm forgets the open run", DERIVE, "next_wake", "if state.token is not None:", "if False:"),
+    one("a row with an open run is removed", DERIVE, "is_forgettable", "or state.token is not None", ""),
+    one("a dispatch without jobs is kept", DERIVE, "derive", "not runnable(state, agenda)", "False"),
+    one("a refused link goes on", RUNNER, "Runner.run", '"reason": begun.refused.value, "at": None}', '"reason": begun.refused.value, "at": None}, goes_on=True, token=link.token'),
+    Mutant(
+        "a refused link goes on, begin without 'nothing in flight'",
+        (
+            Change(RUNNER, "Runner.run", '"reason": begun.refused.value, "at": None}', '"reason": begun.refused.value, "at": None}, goes_on=True, token=link.token'),
+            Change(RUN, "may_begin", "state.in_flight is not None", "False"),
+        ),
+    ),
+    one("the last link does not close", RUNS, "Runs._finish", "if link.last:\n            assert agenda", "if False:\n            assert agenda"),
+    # --- lost workers
+    one("one look", ENDS, "Ends._rescue", "not state.doubt", "False"),
+    one("a renewal keeps the doubt", SQL, "Sql.__init__", ", doubt = 0 WHERE", " WHERE"),
+    one("no renewal", WORKERS, "Workers._renew", "if not mine:", "if True:"),
+    one("renewal for a task that no longer runs", WORKERS, "Workers._renew", "(row[0], row[1], row[2]) in seen", "True"),
+    Mutant(
+        "rescue of a run whose lease lives",
+        (
+            Change(CHAIN, "claim", "state.lease_until is not None and state.lease_until > now", "False"),
+            Change(ENDS, "Ends._rescue", "or (state.lease_until or 0) > now", ""),
+        ),
+    ),
+    one("an end of another link", ENDS, "Ends._end", "flight is None or flight.task_id != link.task_id", "flight is None"),
+    one("an end by another process", ENDS, "Ends._end", "(state.worker, state.worker_pid) != (worker.instance, worker.pid)", "False"),
+    Mutant(
+        "an end of whatever is in flight",
+        (
+            Change(ENDS, "Ends._end", "flight is None or flight.task_id != link.task_id", "flight is None"),
+            Change(ENDS, "Ends._end", "(state.worker, state.worker_pid) != (worker.instance, worker.pid)", "False"),
+        ),
+    ),
+    one("a drained worker is struck", ENDS, "Ends._rescue", "was_draining(tx, state.worker)", "False"),
+    one("a death while draining is struck", LIFE, "what_ended", "leaving = _life.is_leaving", "leaving = False"),
+    one("a hung job is stopped before it is written", f"{P}.worker", "Renewer._fence", "ended = self.app.lifecycle.store.ends.end(link, who, End.HUNG)", "os.kill(request.worker_pid, 9)\n        ended = None"),
+    # --- the breaker
+    one("no strike", BREAKER, "strike", "lines, in_line = counted(state.lines, flight.line, flight.job, now, window, before)", "lines, in_line = state.lines, 0"),
+    one("a struck job does not wait", BREAKER, "delay_ms", "return round(", "return 0 * round("),
+    one("a replaced job forgets its delay", JOBS, "Jobs._made", "not_before_ms=existing.not_before_ms if existing else None", "not_before_ms=None"),
+    one("never sealed", BREAKER, "strike", "strikes >= flight.limit", "False"),
+    one("sealed one death too late", BREAKER, "strike", "strikes >= flight.limit", "strikes > flight.limit"),
+    one("sealed one death too early", BREAKER, "strike", "strikes >= flight.limit", "strikes >= flight.limit - 1"),
+    Mutant(
+        "strikes on the job alone",
+        (Change(BREAKER, "strike", "max(before + 1, in_line)", "before + 1"),),
+    ),
+    one("no lines", JOBS, "Jobs._made", "pusher.line if follows and pusher else job_id", "job_id"),
+    one("a seal leaves the line", BREAKER, "strike", "job.line == flight.line or job.recovery_loop or job is struck", "job is struck"),
+    one("a recovery loop is not slowed", BREAKER, "strike", "job is not struck and not job.recovery_loop", "job is not struck"),
+    one("a yield clears", RUNNER, "verdict_of", "Verdict(Action.YIELD)", "Verdict(Action.YIELD, clean=True)"),
+    one("a failure clears", RUNNER, "Runner._decide", "Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt)", "Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt, clean=True)"),
+    one("any clean end clears all lines", BREAKER, "cleared", "entry = known.get(line)", "known.clear()\n    entry = None\n    return None"),
+    one("no clean end clears", RUN, "finish", "if verdict.clean:", "if False:"),
+    one("a sealed job comes back from inside", JOBS, "Jobs._sealed", "same and pusher is not None and pusher.ref == ref", "False"),
+    one("a hook is tried again", BREAKER, "strike", "remove=(struck,) if struck else ()", "remove=()"),
+    one("a hook's death is struck", BREAKER, "strike", "if flight.job.startswith(HOOK_PREFIX):", "if False:"),
+    one("nobody is suspected", ENDS, "Ends._rescue", "suspect=several", "suspect=False"),
+    one("everybody aboard is struck", ENDS, "Ends._rescue", 'aboard["suspect"] is not None and aboard["suspect"] != mine', "False"),
+    one("who was aboard is looked up each time", ENDS, "Ends._aboard", "if row is None:", "tx.run(tx.sql.delete_heartbeat, key)\n        if True:"),
+    one("neighbours of a suspect are not suspected", ENDS, "Ends._suspected", "held.write_job(breaker.suspected(job))", "pass"),
+    one("suspects run side by side", RUNS, "Runs._start", 'tx.row(tx.sql.suspect_on, {"mark": worker.instance}) is not None', "False"),
+    one("a suspect stays one", RUN, "acquitted", "suspect_on=None", "suspect_on=job.suspect_on"),
+)  # fmt: skip
+
+CAUGHT_BY: dict[str, int] = {}
+
+
+class Stale(Exception):
+    """The text that a mutant changes is not there (any more)."""
+
+
+def _mutated(module: Any, where: str, changes: list[Change]) -> tuple[Any, str, Any, Any]:
+    """Owner, name, the function as it is and as it becomes."""
+    owner: Any = module
+    *path, name = where.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    original = inspect.getattr_static(owner, name)
+    text = textwrap.dedent(inspect.getsource(original))
+    for change in changes:
+        if change.old not in text:
+            raise Stale(f"{change.module}:{where} has no {change.old!r}: bring the mutant up to date.")
+        text = text.replace(change.old, change.new)
+    for depth, part in enumerate(path):  # so that it keeps its qualified name
+        text = "    " * depth + f"class {part}:\n" + textwrap.indent(text, "    " * (depth + 1))
+    made: dict[str, Any] = {}
+    code = compile(text, f"<mutant of {where}>", "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True)
+    exec(code, module.__dict__, made)
+    for part in path:
+        made = dict(vars(made[part]))
+    return owner, name, original, made[name]
+
+
+@contextlib.contextmanager
+def mutated(mutant: Mutant) -> Iterator[None]:
+    """The protocol without its guard, within the block."""
+    groups: dict[tuple[str, str], list[Change]] = {}
+    for change in mutant.changes:
+        groups.setdefault((change.module, change.where), []).append(change)
+    undo: list[tuple[Any, str, Any]] = []
+    try:
+        for (module_name, where), changes in groups.items():
+            module = importlib.import_module(module_name)
+            owner, name, original, changed = _mutated(module, where, changes)
+            places = [owner]
+            if owner is module:  # who has imported it by name has it too
+                loaded = [found for key, found in sorted(sys.modules.items()) if key.startswith(P) and found]
+                places = [found for found in loaded if found.__dict__.get(name) is original]
+            for place in places:
+                undo.append((place, name, original))
+                setattr(place, name, changed)
+        yield
+    finally:
+        for place, name, original in reversed(undo):
+            setattr(place, name, original)
+
+
+def catches(mutant: Mutant, seed: int) -> Exception | None:
+    """What a seed says to the mutant; None if it sees nothing wrong."""
+    from tests.simulation.plan import plan_of
+    from tests.simulation.story import play
+
+    with mutated(mutant):
+        return play(plan_of(seed))[0]
+
+
+def seed_for(mutant: Mutant, seeds: range, hints: tuple[int, ...] = ()) -> tuple[int, Exception] | None:
+    """The first seed that catches it."""
+    for seed in (*hints, *seeds):
+        error = catches(mutant, seed)
+        if error is not None:
+            return seed, error
+    return None
+
+
+def main() -> int:
+    wanted = sys.argv[1:]
+    for mutant in MUTANTS:
+        if wanted and not any(word in mutant.name for word in wanted):
+            continue
+        began = time.monotonic()
+        try:
+            found = seed_for(mutant, range(1500))
+        except Stale as error:
+            sys.stdout.write(f"    STALE {mutant.name}: {error}\n")
+            continue
+        took = time.monotonic() - began
+        if found is None:
+            sys.stdout.write(f"    NOT CAUGHT {mutant.name!r} ({took:.0f} s)\n")
+        else:
+            seed, error = found
+            sys.stdout.write(f"    {mutant.name!r}: {seed},  # {type(error).__name__} {error!s:.90}\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
