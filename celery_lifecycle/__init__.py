@@ -18,6 +18,7 @@ from celery_lifecycle.model import (
 )
 from celery_lifecycle.objects import Capability, LifecycleObject
 from celery_lifecycle.queue import JobQueue, Push
+from celery_lifecycle.schedules import Schedule
 from celery_lifecycle.storage import Storage
 from celery_lifecycle.task import LifecycleTask
 from celery_lifecycle.version import __version__
@@ -41,6 +42,7 @@ __all__ = [
     "Push",
     "Reschedule",
     "RetryPolicy",
+    "Schedule",
     "Storage",
     "__version__",
     "lifecycle_job",

@@ -138,7 +138,7 @@ class Locked:
         params = {"kind": self.state.kind, "name": self.state.name, "job": job.id}
         row = self.tx.row(self.tx.sql.misfire_of, params)
         if row is None:
-            self.bury(recurrence.occurrence(job), Why.MISFIRED, now, details=dropped)
+            self.bury(recurrence.occurrence(job, dropped), Why.MISFIRED, now, details=dropped)
             return
         details = recurrence.dropped_so_far(json.loads(row[1]), dropped)
         told = json.dumps(details, ensure_ascii=False)

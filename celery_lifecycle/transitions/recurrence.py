@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from celery_lifecycle.model import Job, ObjectRef
-from celery_lifecycle.timing.instants import from_millis
+from celery_lifecycle.timing.instants import from_millis, to_millis
 from celery_lifecycle.timing.schedule import Dropped, ScheduleSpec, first_due, next_due, on_wake
 
 
@@ -99,12 +100,16 @@ def with_policy(job: Job, wanted: Job) -> Job:
     )  # fmt: skip
 
 
-def occurrence(job: Job) -> Job:
-    """The one run that a recurring job stood for, for the dead jobs: replayed, it is run once for its nominal time."""
+def occurrence(job: Job, dropped: dict[str, Any] | None = None) -> Job:
+    """The one run that a recurring job stood for, for the dead jobs: replayed, it is run once for its nominal time.
+
+    `dropped`: it is to stand for the first of the times that were dropped.
+    """
     spec = spec_of(job)
     if spec is None or not spec.is_recurring:
         return job
-    return replace(job, schedule_json=dumped(ScheduleSpec("scheduled", nominal=spec.nominal)))
+    nominal = to_millis(datetime.fromisoformat(dropped["first"])) if dropped else spec.nominal
+    return replace(job, schedule_json=dumped(ScheduleSpec("scheduled", nominal=nominal)))
 
 
 def spec_due(spec: ScheduleSpec) -> int | None:

@@ -335,7 +335,11 @@ def test_a_minutely_job_whose_run_lasts_longer_says_what_it_drops(
     with caplog.at_level(logging.WARNING, "celery_lifecycle"):
         shop.run_until("2026-03-01T12:05:00+00:00")
     assert diary.entries[:2] == [("01 12:01:00", "01 12:01:00", False), ("01 12:04:20", "01 12:04:00", True)]
-    assert misfires(shop)[0].details["count"] >= 2
+    (record,) = misfires(shop)
+    assert record.details["count"] >= 2
+    assert shop.store.dead.replay(record.key) is not None
+    (replayed,) = cart.list_schedules(type="scheduled")
+    assert replayed.scheduled_for == at("2026-03-01T12:02:00"), "the first time that was dropped"
     assert "2 missed time(s) of its schedule are not run" in caplog.text
 
 
