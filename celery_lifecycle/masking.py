@@ -7,6 +7,8 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from billiard.exceptions import SoftTimeLimitExceeded
+
 
 @contextlib.contextmanager
 def masked() -> Iterator[None]:
@@ -23,3 +25,8 @@ def masked() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGUSR1, handler)
+
+
+def is_time_limit(error: BaseException | None) -> bool:
+    """Whether a soft time limit has ended the body: it is used up, so the next attempt must not run in the same message."""
+    return isinstance(error, SoftTimeLimitExceeded)

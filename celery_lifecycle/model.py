@@ -341,6 +341,11 @@ class Link:
     hung_timeout_ms: int | None = None
     singleflight: bool = False
 
+    @property
+    def is_promised(self) -> bool:
+        """Whether its task id was given to a caller of `apply_async`, who may wait for the result."""
+        return self.task_id != f"{self.dispatch}-{self.position}"
+
 
 @dataclass(frozen=True, slots=True)
 class Shipment:

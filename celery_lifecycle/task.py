@@ -102,7 +102,9 @@ class LifecycleTask(TaskSchedules, Task):
         report: Report = deployment.runner.run(link, code, request)
         alarm_task = f"{kind}.on_alarm" if appends else None
         chain = carried_on(header, chain, report.token, alarm_task) if report.goes_on else []
-        if report.error is None and (report.completed or not code.plain or "reason" in report.result):
+        # Whoever waits for a promised id must not be given the end of a chain that was refused.
+        quiet = not code.plain or ("reason" in report.result and not link.is_promised)
+        if report.error is None and (report.completed or quiet):
             if not chain and code.plain and report.completed:
                 chain = list(request.get("lifecycle_chain") or [])
             request.chain = chain or None
@@ -233,6 +235,14 @@ class LifecycleTask(TaskSchedules, Task):
         if parent is not None and options.get("add_to_parent", True):
             parent.add_trail(result)
         return result
+
+    def signature_from_request(self, request: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As Celery's, for `retry`: the new message is a call, not the link that is running."""
+        signature = super().signature_from_request(request, *args, **kwargs)
+        headers = signature.options.get("headers")
+        if headers:
+            signature.options["headers"] = {key: value for key, value in headers.items() if key != HEADER}
+        return signature
 
     def _eta(self, eta: Any) -> datetime | None:
         """Celery takes a naive eta as one in the app's time zone; ours must say what it means."""

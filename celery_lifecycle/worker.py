@@ -68,8 +68,7 @@ class LifecycleRequest(Request):
         tell(ended)
         if ended.dead or isinstance(error, Terminated):
             return _shown(WorkerLostError(f"{told_of(ended)} {error}")) if ended.context else exc_info
-        promised = link.task_id != f"{link.dispatch}-{link.position}"
-        if promised:  # whoever waits for this id must not be told of a failure: the job runs again under it
+        if link.is_promised:  # whoever waits for this id must not be told of a failure: the job runs again under it
             return _shown(Retry(told_of(ended), error))
         return _shown(WorkerLostError(f"{told_of(ended)} {error}")) if ended.context else exc_info
 
@@ -88,8 +87,7 @@ def _shown(error: Exception) -> ExceptionInfo:
 def tell(ended: Ended) -> None:
     """Say what became of a run that did not end well."""
     for job in ended.dead:
-        reason = Why.SEALED if ended.context is not None and ended.context.sealed else Why.FAILED
-        events.died(ended.ref, job.id, reason)
+        events.died(ended.ref, job.id, ended.why)
     if ended.context is not None:
         events.struck(ended.ref, ended.flight.job, ended.context)
     elif ended.put_back:

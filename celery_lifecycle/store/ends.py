@@ -46,7 +46,7 @@ class Ended:
 
     Attributes:
         context: the strike, where the death counts.
-        dead: jobs that became dead jobs.
+        dead: jobs that became dead jobs, and why.
         put_back: the job stays and uses up no attempt.
     """
 
@@ -55,6 +55,7 @@ class Ended:
     cause: Cause | None = None
     context: MemoryLimitContext | None = None
     dead: tuple[Job, ...] = ()
+    why: Why = Why.SEALED
     put_back: bool = False
 
 
@@ -117,7 +118,7 @@ class Ends:
                 held.write_job(job)
                 agenda = with_job(agenda, job)
         held.save(derive(state, agenda, now), agenda)
-        return Ended(held.ref, flight, dead=dead)
+        return Ended(held.ref, flight, dead=dead, why=why)
 
     def _put_back(self, held: Locked) -> Ended:
         """What a deploy does: the job stays as it was, no attempt is used up, nothing is counted."""
@@ -145,7 +146,7 @@ class Ends:
         state = chain.ended(state)
         now, agenda, _ = held.agenda()
         held.save(derive(state, agenda, now), agenda)
-        return Ended(held.ref, flight, cause, struck.context, struck.seal)
+        return Ended(held.ref, flight, cause, struck.context, struck.seal, Why.SEALED)
 
     # --- a whole worker is lost
 

@@ -54,6 +54,10 @@ def _system_exit(_: Ledger) -> None:
     raise SystemExit(7)
 
 
+def _hang(_: Ledger) -> None:
+    time.sleep(600)
+
+
 def _kill_worker(ledger: Ledger) -> None:
     """Kill the worker's parent; the pool's processes die with it."""
     ledger.append("killed-worker")
@@ -70,6 +74,7 @@ DEEDS: dict[str, Callable[[Ledger], None]] = {
     "memory_error": _out_of_memory,
     "grow": _grow,
     "fail": _fail,
+    "hang": _hang,
     "kill_worker": _kill_worker,
 }
 
