@@ -13,6 +13,7 @@ from celery_lifecycle.model import (
     Job,
     MemoryLimitContext,
     ObjectRef,
+    Outcome,
     Reschedule,
     RetryPolicy,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "MemoryLimitContext",
     "ObjectHandle",
     "ObjectRef",
+    "Outcome",
     "Push",
     "Reschedule",
     "RetryPolicy",

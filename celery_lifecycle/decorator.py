@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any, TypeVar, overload
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypeAlias, overload
 
 from celery import Celery
 
@@ -13,10 +13,12 @@ from celery_lifecycle import validate
 from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target
 from celery_lifecycle.errors import PolicyInvalid
-from celery_lifecycle.model import HOST, ObjectRef, RetryPolicy
-from celery_lifecycle.task import make_task
+from celery_lifecycle.model import HOST, Job, ObjectRef, Outcome, RetryPolicy
+from celery_lifecycle.queue import JobQueue
+from celery_lifecycle.task import LifecycleTask, make_task
 
-F = TypeVar("F", bound=Callable[..., Any])
+Method: TypeAlias = Callable[[Any, Any], Outcome]
+Function: TypeAlias = Callable[[Any], Outcome]
 
 _REFUSED = {
     "rate_limit": "every duplicate of a message would use up its tokens; bound the rate with the queue's concurrency",
@@ -65,7 +67,11 @@ class JobMethod:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> JobMethod: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> BoundJob: ...
+    def __get__(self, instance: object, owner: type | None = None) -> JobMethod | BoundJob:
         return self if instance is None else BoundJob(instance, self)
 
 
@@ -80,13 +86,33 @@ class BoundJob:
     def method_name(self) -> str:
         return self._method.name
 
-    def __call__(self, ctx: Any) -> Any:
+    def __call__(self, ctx: Any) -> Outcome:
         """Run the plain function."""
-        return self._method.function(self._holder, ctx)
+        outcome: Outcome = self._method.function(self._holder, ctx)
+        return outcome
 
-    def push(self, **options: Any) -> Any:
+    def push(
+        self,
+        *,
+        at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        payload: Any = None,
+        id: str | None = None,
+        retry: RetryPolicy | None = None,
+        singleflight: bool | None = None,
+        hung_timeout: float | timedelta | None = None,
+        exclusive: bool | None = None,
+        recovery_loop: bool | None = None,
+        session: Any = None,
+        connection: Any = None,
+    ) -> Job:
         """The same as `jobs.push(<this method>, …)` of the object."""
-        return self._holder.jobs.push(self._method.name, **options)
+        jobs: JobQueue = self._holder.jobs
+        return jobs.push(
+            self._method.name, at=at, delay=delay, payload=payload, id=id, retry=retry, singleflight=singleflight,
+            hung_timeout=hung_timeout, exclusive=exclusive, recovery_loop=recovery_loop, session=session,
+            connection=connection,
+        )  # fmt: skip
 
     def schedule(self, when: Any, payload: Any = None, **options: Any) -> Any:
         """The same as `schedule(when, <this method>, …)` of the object."""
@@ -100,8 +126,19 @@ class BoundJob:
         return f"<job {self._method.name} of {self._holder!r}>"
 
 
+class Decorate(Protocol):
+    """What `@lifecycle_job(…)` makes: a decorator of methods and of functions."""
+
+    @overload
+    def __call__(self, decorated: Method, /) -> JobMethod: ...
+    @overload
+    def __call__(self, decorated: Function, /) -> LifecycleTask: ...
+
+
 @overload
-def lifecycle_job(function: F, /) -> Any: ...
+def lifecycle_job(function: Method, /) -> JobMethod: ...
+@overload
+def lifecycle_job(function: Function, /) -> LifecycleTask: ...
 @overload
 def lifecycle_job(
     *,
@@ -114,7 +151,7 @@ def lifecycle_job(
     memory_limit: str | int | None = None,
     app: Celery | None = None,
     **celery_options: Any,
-) -> Callable[[F], Any]: ...
+) -> Decorate: ...
 def lifecycle_job(
     function: Any = None,
     /,

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta, timezone
 from enum import Enum
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from celery_lifecycle.errors import PolicyInvalid
 
@@ -84,6 +84,10 @@ class Reschedule:
 
     delay: float | timedelta | None = None
     at: datetime | None = None
+
+
+Outcome: TypeAlias = "Reschedule | _Yield | None"
+"""What a lifecycle job returns."""
 
 
 class Why(str, Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from celery_lifecycle import validate
 from celery_lifecycle.code import Code
@@ -16,6 +16,8 @@ from celery_lifecycle.model import HOST, SCHEDULER, AlarmInfo, MemoryLimitContex
 from celery_lifecycle.queue import JobQueue, Resolve
 from celery_lifecycle.schedules import Scheduling
 from celery_lifecycle.task import make_task
+
+C = TypeVar("C", bound="Capability")
 
 _shared_kinds: dict[str, type[LifecycleObject]] = {}
 RESERVED_OWNERS = frozenset({HOST, SCHEDULER})
@@ -54,7 +56,7 @@ class Capability(Scheduling):
             raise LifecycleError(f"A capability can't have the id {id!r}: it is taken. Choose another one.")
         return validate.name(id, "capability id")
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self: C, instance: Any, owner: type | None = None) -> C:
         if instance is None:
             return self
         bound = copy.copy(self)
