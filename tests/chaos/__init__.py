@@ -1,0 +1,1 @@
+"""Chaos: real processes killed at random for a while, and a checker that goes by an independent ledger."""

@@ -1,0 +1,159 @@
+"""What goes wrong under chaos: one random fault after the other, each with its repair."""
+
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tests.acceptance.ledger import Ledger
+from tests.acceptance.nodes import BeatNode, ProcessNode, WorkerNode
+from tests.acceptance.process import is_gone
+from tests.support import Proxy
+
+#: How long a worker is stopped by SIGSTOP: shorter than a lease, or so long that its runs are given to others.
+SHORT_STOP, LONG_STOP = (0.3, 2.0), (6.0, 9.0)
+
+
+@dataclass
+class Fault:
+    """One fault, for the report and for the checker: from when to when it was there."""
+
+    kind: str
+    began: float
+    ended: float = float("inf")
+    pids: tuple[int, ...] = ()
+
+
+@dataclass
+class Faults:
+    """Does one fault at a time to each part, and repairs it after a while. All from the main thread."""
+
+    random: random.Random
+    workers: Sequence[WorkerNode]
+    beats: Sequence[BeatNode]
+    database: Proxy
+    broker: Proxy
+    ledger: Ledger
+    seen: list[Fault] = field(default_factory=list)
+    _repairs: list[tuple[float, object, Callable[[], None]]] = field(default_factory=list)
+
+    def step(self) -> None:
+        """Do the repairs whose time has come."""
+        for due in [repair for repair in self._repairs if repair[0] <= time.monotonic()]:
+            self._repairs.remove(due)
+            due[2]()
+
+    def strike(self) -> None:
+        """One random fault, if the part that it hits is whole."""
+        kinds: dict[Callable[[], None], int] = {
+            self._kill_child: 6,
+            self._kill_worker: 3,
+            self._kill_beat: 2,
+            self._stop_worker: 2,
+            self._stop_beat: 1,
+            self._deploy: 3,
+            self._cut_broker: 2,
+            self._cut_database: 2,
+            self._silence_database: 1,
+        }
+        self.random.choices([*kinds], [*kinds.values()])[0]()
+
+    def repair_all(self) -> None:
+        """Make everything whole again."""
+        while self._repairs:
+            self._repairs.pop()[2]()
+        for node in (*self.workers, *self.beats):
+            if node.status == "exited":
+                self._start(node)
+
+    def _is_broken(self, part: object) -> bool:
+        return any(broken is part for _, broken, _ in self._repairs)
+
+    def _whole(self, nodes: Sequence[ProcessNode]) -> ProcessNode | None:
+        found = [node for node in nodes if not self._is_broken(node) and node.status == "running"]
+        return self.random.choice(found) if found else None
+
+    def _later(self, seconds: float, part: object, fault: Fault, repair: Callable[[], None]) -> None:
+        def done() -> None:
+            repair()
+            fault.ended = time.monotonic()
+
+        self.seen.append(fault)
+        self._repairs.append((time.monotonic() + seconds, part, done))
+
+    def _start(self, node: ProcessNode) -> None:
+        node.start()
+
+    def _kill_child(self) -> None:
+        node = self._whole(self.workers)
+        children = node.children() if node else []
+        if node is None or not children:
+            return
+        pid = self.random.choice(children)
+        if not is_gone(pid):
+            node.kill_pid(pid)
+            now = time.monotonic()
+            self.seen.append(Fault("child SIGKILL", now, now, (pid,)))
+
+    def _kill_worker(self) -> None:
+        self._kill("worker SIGKILL", self._whole(self.workers))
+
+    def _kill_beat(self) -> None:
+        self._kill("beat SIGKILL", self._whole(self.beats))
+
+    def _kill(self, kind: str, node: ProcessNode | None) -> None:
+        if node is None:
+            return
+        pids = (node.pid, *node.children())
+        node.kill()
+        fault = Fault(kind, time.monotonic(), pids=pids)
+        self._later(self.random.uniform(0.1, 2), node, fault, lambda: self._start(node))
+
+    def _stop_worker(self) -> None:
+        stop = LONG_STOP if self.random.random() < 0.4 else SHORT_STOP
+        self._stop("worker SIGSTOP", self._whole(self.workers), self.random.uniform(*stop))
+
+    def _stop_beat(self) -> None:
+        self._stop("beat SIGSTOP", self._whole(self.beats), self.random.uniform(0.5, 5))
+
+    def _stop(self, kind: str, node: ProcessNode | None, seconds: float) -> None:
+        if node is None:
+            return
+        pids = (node.pid, *node.children())
+        long = seconds >= LONG_STOP[0]
+        fault = Fault(f"{kind}{' for long' if long else ''}", time.monotonic(), pids=pids)
+        node.pause()
+        self._later(seconds, node, fault, node.unpause)
+
+    def _deploy(self) -> None:
+        """SIGTERM; SIGKILL of what is still there after a grace period; the next one starts."""
+        node = self._whole([*self.workers, *self.beats])
+        if node is None:
+            return
+        fault = Fault("SIGTERM", time.monotonic(), pids=(node.pid, *node.children()))
+        node.container.kill(signal.SIGTERM)
+
+        def replace() -> None:
+            if node.status == "running":
+                fault.kind = "SIGTERM, then SIGKILL"
+                node.kill(method="everything")
+            self._start(node)
+
+        self._later(self.random.choice([2, 8]), node, fault, replace)
+
+    def _cut_broker(self) -> None:
+        self._outage("broker away", self.broker, self.broker.cut, self.random.uniform(0.2, 4))
+
+    def _cut_database(self) -> None:
+        self._outage("database away", self.database, self.database.cut, self.random.uniform(0.2, 6))
+
+    def _silence_database(self) -> None:
+        self._outage("database silent", self.database, self.database.stall, self.random.uniform(0.2, 6))
+
+    def _outage(self, kind: str, proxy: Proxy, begin: Callable[[], None], seconds: float) -> None:
+        if self._is_broken(proxy):
+            return
+        fault = Fault(kind, time.monotonic())
+        begin()
+        self._later(seconds, proxy, fault, proxy.restore)
