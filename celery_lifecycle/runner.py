@@ -47,6 +47,7 @@ from celery_lifecycle.store.ends import Ended
 from celery_lifecycle.store.jobs import Pusher
 from celery_lifecycle.store.runs import Begun, Calling, Finished
 from celery_lifecycle.timing.backoff import full_jitter
+from celery_lifecycle.timing.instants import to_millis
 from celery_lifecycle.transitions.run import Action, Verdict, Worker
 
 T = TypeVar("T")
@@ -221,8 +222,20 @@ class Runner:
                 if not self._attempted(link, begun.token, job, attempt):
                     return self._fenced(code.ref, job.id)
             assert error is not None
-            events.retrying(code.ref, job.id, attempt, verdict.delay_ms / 1000, error)
-            self.sleep(verdict.delay_ms / 1000)
+            if not self._waits(code, job, attempt, verdict.delay_ms / 1000, error):
+                with masked():
+                    return self._finish(link, code, begun, job, ctx, verdict, value, error)
+
+    def _waits(self, code: Code, job: Job, attempt: int, seconds: float, error: BaseException) -> bool:
+        """Wait for the next attempt. False: a soft time limit came first, so it is one for another message."""
+        try:
+            events.retrying(code.ref, job.id, attempt, seconds, error)
+            self.sleep(seconds)
+        except Exception as limit:
+            if is_time_limit(limit):
+                return False
+            raise
+        return True
 
     def _attempted(self, link: Link, token: str, job: Job, failed: int) -> bool:
         runs = self.deployment.store.runs
@@ -439,7 +452,10 @@ class Runner:
             return self._fenced(code.ref, link.job)
         if ended.context is not None:
             events.struck(ended.ref, ended.flight.job, ended.context)
-        return Report({}, error=OutOfMemory(told_of(ended)))
+        next_time = ended.context.next_time if ended.context is not None else None
+        # Whoever waits for a promised id must not be told of a failure: the job runs again under it.
+        again = to_millis(next_time) if next_time is not None and link.is_promised else None
+        return Report({}, error=OutOfMemory(told_of(ended)), again_ms=again)
 
 
 def told_of(ended: Ended) -> str:

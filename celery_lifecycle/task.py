@@ -16,7 +16,7 @@ from celery_lifecycle import events, memory, tracked, validate
 from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target, current_run
 from celery_lifecycle.dispatch import forward_chain
-from celery_lifecycle.errors import OutOfMemory, PayloadError, TimeInvalid, WrongDatabase
+from celery_lifecycle.errors import Fenced, OutOfMemory, PayloadError, TimeInvalid, WrongDatabase
 from celery_lifecycle.link import HEADER, carried_on, link_of
 from celery_lifecycle.model import ALARM, HOST, Job, ObjectRef, RetryPolicy, Why
 from celery_lifecycle.queue import Push, draft_of, store_many, store_push
@@ -102,7 +102,7 @@ class LifecycleTask(TaskSchedules, Task):
         report: Report = deployment.runner.run(link, code, request)
         alarm_task = f"{kind}.on_alarm" if appends else None
         chain = carried_on(header, chain, report.token, alarm_task) if report.goes_on else []
-        # Whoever waits for a promised id must not be given the end of a chain that was refused.
+        # Whoever waits for a promised id must not be given the end of a chain that was refused, or a twin's late result.
         quiet = not code.plain or ("reason" in report.result and not link.is_promised)
         if report.error is None and (report.completed or quiet):
             if not chain and code.plain and report.completed:
@@ -112,6 +112,8 @@ class LifecycleTask(TaskSchedules, Task):
         self._carry_on(chain)
         if report.error is None:
             raise Ignore(f"The task goes on: {report.result}")
+        if link.is_promised and isinstance(report.error, Fenced):
+            raise Ignore(str(report.error))
         if report.again_ms is not None and not isinstance(report.error, Retry):
             raise Retry("The job is put back", report.error, when=from_millis(report.again_ms))
         raise report.error

@@ -330,17 +330,21 @@ def _on_shutting_down(**_: Any) -> None:
         renewer.wake.set()
 
 
-def _revoking(state: Any, task_id: Any, *args: Any, **kwargs: Any) -> Any:
-    """The `revoke` control command: what still waits in the table is taken out there, whoever is restarted meanwhile."""
+def _revoking(state: Any, task_id: Any, terminate: bool = False, *args: Any, **kwargs: Any) -> Any:
+    """The `revoke` control command: what still waits in the table is taken out there, whoever is restarted meanwhile.
+
+    What runs is left alone unless it is to be terminated, as Celery has it.
+    """
     lifecycle = getattr(state.app, "lifecycle", None)
     if lifecycle is not None:
         names = [task.name for task in state.app.tasks.values() if isinstance(task, LifecycleTask)]
         for one in [task_id] if isinstance(task_id, str) else list(task_id or []):
             try:
-                lifecycle.store.jobs.revoke(names, one)
+                lifecycle.store.jobs.revoke(names, one, running=terminate)
             except LifecycleError as error:
-                events.database_failed(f"Revoked task {one} could not be taken out of the job table", error)
-    return _celery_revoke(state, task_id, *args, **kwargs)
+                events.database_failed(f"Revoked tasks from {one} on could not be taken out of the job table", error)
+                break  # each try holds the worker's event loop until it is given up
+    return _celery_revoke(state, task_id, terminate, *args, **kwargs)
 
 
 _celery_revoke = Panel.data["revoke"]

@@ -272,12 +272,19 @@ class Jobs:
         held.save(derive(held.state, agenda, now), agenda)
         return job
 
-    def revoke(self, kinds: Sequence[str], task_id: str) -> Job | None:
-        """Take out the job born of an `apply_async` that promised this task id; it is kept as a dead job."""
+    def revoke(self, kinds: Sequence[str], task_id: str, running: bool = True) -> Job | None:
+        """Take out the job born of an `apply_async` that promised this task id; it is kept as a dead job.
+
+        `running`: also one that runs, whose outcome is then discarded.
+        """
 
         def work(tx: Tx) -> Job | None:
             for kind in sorted(kinds):
-                job = self.cancel_in(tx, ObjectRef(kind, task_id), task_id, None, Why.REVOKED)
+                ref = ObjectRef(kind, task_id)
+                held = None if running else lock_by_name(tx, ref, self.config.chain_length)
+                if held is not None and held.state.in_flight is not None:
+                    continue
+                job = self.cancel_in(tx, ref, task_id, None, Why.REVOKED)
                 if job is not None:
                     return job
             return None

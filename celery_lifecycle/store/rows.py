@@ -10,6 +10,17 @@ from celery_lifecycle.model import Brief, DeadJob, InFlight, Job, ObjectRef, Obj
 from celery_lifecycle.store.database import Row
 from celery_lifecycle.store.sql import JOB_COLUMNS
 
+MAX_TEXT = 100_000
+
+
+def storable(text: str | None) -> str | None:
+    """The text of an error as every database takes it: no NUL, no half of a surrogate pair, and no more than people read."""
+    if text is None:
+        return None
+    if len(text) > MAX_TEXT:
+        text = f"{text[: MAX_TEXT // 2]}\n[{len(text) - MAX_TEXT} characters left out]\n{text[-MAX_TEXT // 2 :]}"
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
 
 def object_of(row: Row) -> ObjectState:
     values = list(row)

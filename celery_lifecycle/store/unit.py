@@ -19,6 +19,7 @@ from celery_lifecycle.store.rows import (
     job_params,
     object_of,
     object_params,
+    storable,
 )
 from celery_lifecycle.transitions import recurrence
 from celery_lifecycle.transitions.derive import SPARE, Agenda, is_forgettable
@@ -126,9 +127,9 @@ class Locked:
                 "job_id": job.id,
                 "reason": why.value,
                 "job": dead_job_json(job),
-                "error": error,
-                "traceback": traceback,
-                "details": json.dumps(details or {}, ensure_ascii=False, default=str),
+                "error": storable(error),
+                "traceback": storable(traceback),
+                "details": json.dumps(details or {}, default=str),
                 "died_at": now,
             },
         )
