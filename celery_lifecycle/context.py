@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
+
+from celery import current_task
 
 from celery_lifecycle.holds import KeepAlive, track
 from celery_lifecycle.model import Job
@@ -55,6 +57,23 @@ class JobContext:
             True: it is tracked. (`track_alarm_work` outside of a run gives False.)
         """
         return track(self._deployment, self.job.object, self.job.id, work)
+
+    def retry(
+        self, *, exc: BaseException | None = None, eta: datetime | None = None, countdown: float | None = None,
+        max_retries: int | None = None,
+    ) -> NoReturn:  # fmt: skip
+        """Put the job back with its attempts, as `self.retry` of a Celery task: `raise ctx.retry(countdown=60)`.
+
+        Args:
+            exc: what is raised, and kept with the dead job, once the retries are used up.
+            eta, countdown: aware datetime, or seconds; default the task's `default_retry_delay`, 180 s.
+            max_retries: default the task's own, 3.
+
+        Raises:
+            celery.exceptions.Retry: always, unless the retries are used up.
+        """
+        current_task.retry(exc=exc, eta=eta, countdown=countdown, max_retries=max_retries)
+        raise AssertionError("retry() raises")
 
     def tracked(self) -> int:
         """How much of what this job has handed off by `track`, in this run or an earlier one, is unfinished. Asks the database."""

@@ -121,6 +121,10 @@ def test_members_of_a_canvas_may_have_an_eta(
     result = add.apply_async((5, 6), countdown=0.3, link=told.s())
     assert result.get(timeout=20) == 11
     wait_until(lambda: any(line["args"] == ["11"] for line in ledger.records("told")))
+    failing = add.apply_async((5, "six"), countdown=0.3, link_error=told.si("failed"))
+    with pytest.raises(TypeError):
+        failing.get(timeout=20)
+    wait_until(lambda: any(line["args"] == ["failed"] for line in ledger.records("told")))
 
 
 @pytest.mark.combinations(("postgresql", "redis"))
@@ -192,6 +196,26 @@ def _waiting(worker: WorkerNode) -> bool:
     """Whether the worker has not taken five messages ahead yet."""
     found = worker.app.control.inspect([worker.hostname()], timeout=1).reserved() or {}
     return len(found.get(worker.hostname(), [])) < 5
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+@pytest.mark.combinations(("postgresql", "redis"))
+def test_other_pools_run_chains_through_failures_and_lose_a_killed_job_with_the_whole_worker(
+    start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger, pool: str
+) -> None:
+    worker = start_worker(pool=pool)
+    start_beat()
+    thing = lifecycle.object("thing", "one")
+    thing.jobs.push("work", id="1", payload={"do": "fail", "times": 1})
+    thing.jobs.push("work", id="2", payload={"do": "memory_error", "times": 1})
+    thing.jobs.push("work", id="3")
+    until_ended(ledger, 3)
+    assert {line["cause"] for line in ledger.records("struck")} == {"memory_error"}
+    lifecycle.object("thing", "two").jobs.push("work", id="deadly", payload={"do": "sigkill", "times": 1})
+    wait_until(lambda: worker.status == "exited", 20)
+    worker.restart()
+    until_ended(ledger, 4)
+    assert [line["cause"] for line in ledger.records("struck")][-1] == "lost"
 
 
 # --- pools that change

@@ -205,12 +205,9 @@ def test_attempts_are_forgotten_by_push_reschedule_and_every_outcome(harness: Ha
     assert world.attempts == [1, 2, 3, 1, 2, 3]
 
 
-def test_retry_of_the_task_puts_the_job_back_with_its_attempts_and_its_countdown(
-    harness: Harness, world: World, lifecycle: Lifecycle
-) -> None:
+def test_retry_puts_the_job_back_with_its_attempts_and_its_countdown(harness: Harness, world: World) -> None:
     work = world.Work("a")
-    task = lifecycle.app.tasks["work.go"]
-    world.does = lambda ctx: task.retry(countdown=120) if ctx.attempt < 3 else None
+    world.does = lambda ctx: ctx.retry(countdown=120) if ctx.attempt < 3 else None
     work.jobs.push("go", id="g", retry=RetryPolicy(max_attempts=1))
     [ran] = harness.run_due()
     assert ran.state == "RETRY"
@@ -221,14 +218,21 @@ def test_retry_of_the_task_puts_the_job_back_with_its_attempts_and_its_countdown
     assert work.dead_jobs() == []
 
 
-def test_retry_of_the_task_gives_up_after_its_max_retries(harness: Harness, world: World, lifecycle: Lifecycle) -> None:
+def test_retry_gives_up_after_its_max_retries(harness: Harness, world: World) -> None:
     work = world.Work("a")
-    task = lifecycle.app.tasks["work.go"]
-    world.does = lambda ctx: task.retry(countdown=1, max_retries=2)
+    world.does = lambda ctx: ctx.retry(countdown=1, max_retries=2)
     work.jobs.push("go", id="g", retry=RetryPolicy(max_attempts=1))
     harness.advance(60)
     assert world.attempts == [1, 2, 3]
     assert "retries are used up" in (harness.assert_dead(work, "g", reason="failed").error or "")
+
+
+def test_retry_with_an_error_fails_with_it_when_its_retries_are_used_up(harness: Harness, world: World) -> None:
+    work = world.Work("a")
+    world.does = lambda ctx: ctx.retry(exc=ValueError("no supplier"), countdown=1, max_retries=1)
+    work.jobs.push("go", id="g", retry=RetryPolicy(max_attempts=1))
+    harness.advance(60)
+    assert harness.assert_dead(work, "g", reason="failed").error == "ValueError('no supplier')"
 
 
 def test_ignore_completes_the_job_without_a_result(harness: Harness, world: World) -> None:

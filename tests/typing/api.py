@@ -76,6 +76,7 @@ class Cart(LifecycleObject, kind="cart", lifecycle=lifecycle):
         assert_type(ctx.track(Future()), bool)
         assert_type(ctx.keep_alive(), KeepAlive)
         assert_type(ctx.tracked(), int)
+        raise ctx.retry(countdown=60, exc=ValueError(), max_retries=5)
 
     @lifecycle_job(
         retry=RetryPolicy(max_attempts=5), recovery_loop=True, memory_limit="512M", singleflight=True,
