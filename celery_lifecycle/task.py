@@ -16,7 +16,7 @@ from celery_lifecycle import events, memory, tracked, validate
 from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target, current_run
 from celery_lifecycle.dispatch import forward_chain
-from celery_lifecycle.errors import Fenced, OutOfMemory, PayloadError, TimeInvalid, WrongDatabase
+from celery_lifecycle.errors import DatabaseUnavailable, Fenced, OutOfMemory, PayloadError, TimeInvalid, WrongDatabase
 from celery_lifecycle.link import HEADER, carried_on, link_of
 from celery_lifecycle.model import ALARM, HOST, Job, ObjectRef, RetryPolicy, Why
 from celery_lifecycle.queue import Push, draft_of, store_many, store_push
@@ -99,7 +99,12 @@ class LifecycleTask(TaskSchedules, Task):
         code = self.code(deployment, ObjectRef(kind, name))
         appends = bool(header.get("head") and header["all"] and code.alarm and header["job"] != ALARM)
         link = link_of(header, request.id, last=not chain and not appends)
-        report: Report = deployment.runner.run(link, code, request)
+        try:
+            report: Report = deployment.runner.run(link, code, request)
+        except DatabaseUnavailable as error:
+            if not link.is_promised:
+                raise
+            raise Ignore(f"{self.name} could not begin; it is sent again. {error}") from error
         alarm_task = f"{kind}.on_alarm" if appends else None
         chain = carried_on(header, chain, report.token, alarm_task) if report.goes_on else []
         # Whoever waits for a promised id must not be given the end of a chain that was refused, or a twin's late result.

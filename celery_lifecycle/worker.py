@@ -321,6 +321,8 @@ def _on_worker_init(sender: Any = None, **_: Any) -> None:
     lifecycle = getattr(sender.app, "lifecycle", None)
     if lifecycle is not None:
         lifecycle.verify()
+        # Read here, so that the pool's processes inherit it: one that is born in an outage must not waste its messages.
+        _ = lifecycle.database_id
 
 
 @signals.worker_shutting_down.connect

@@ -103,6 +103,24 @@ def test_a_database_away_for_longer_than_the_lease_of_running_jobs_is_neither_a_
     assert ledger.records("struck") == []
 
 
+@pytest.mark.outages
+@pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "redis"))
+def test_a_process_that_has_never_seen_the_database_waits_for_it_with_its_first_message(
+    start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, database_node: DatabaseNode
+) -> None:
+    worker = start_worker()
+    worker.pause()
+    start_beat()
+    result = lifecycle.app.tasks["plain"].apply_async(kwargs={"job": "first"}, countdown=0.1)
+    client = lifecycle.app.connection_for_read().default_channel.client
+    wait_until(lambda: client.llen("celery") == 1)
+    database_node.kill()
+    worker.unpause()
+    worker.wait_for_log("can't begin; trying again")
+    database_node.restart()
+    assert result.get(timeout=2.5) == "first"
+
+
 @pytest.mark.combinations(("sqlite", "redis"))
 def test_sqlite_locked_for_ten_seconds_delays_jobs_and_loses_none(
     start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger, database: Database

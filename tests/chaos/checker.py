@@ -8,8 +8,9 @@ from tests.acceptance.ledger import Run
 from tests.chaos.faults import Fault
 from tests.chaos.workload import Expected
 
-#: How late a job may begin, in seconds, in a world in which something breaks every two seconds.
-BOUND = 60.0
+#: How late a job may begin, in seconds. A lost message costs a patience, which is twice the queue's last wait where that
+#: is long; a fault every two seconds takes the workers away for half of the time, so the queue is long now and then.
+BOUND = 120.0
 
 
 @dataclass
@@ -54,7 +55,11 @@ def check(
     found.wrong += out_of_order(expected, by_job)
     late = sorted(by_job[one.object, one.job][0].started - one.due for one in expected if by_job[one.object, one.job])
     if late and late[-1] > BOUND:
-        found.wrong.append(f"a job began {late[-1]:.1f} s late")
+        latest = max(
+            (one for one in expected if by_job[one.object, one.job]),
+            key=lambda one: by_job[one.object, one.job][0].started - one.due,
+        )
+        found.wrong.append(f"a job began {late[-1]:.1f} s late: {latest}: {by_job[latest.object, latest.job]}")
     if late and late[0] < -0.1:
         found.wrong.append(f"a job began {-late[0]:.3f} s early")
     found.figures = {

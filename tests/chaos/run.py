@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery
 
 from celery_lifecycle.migrations.schema import migrate
+from tests.acceptance.conftest import left_over
 from tests.acceptance.ledger import Ledger
 from tests.acceptance.nodes import BeatNode, Nodes, WorkerNode
 from tests.acceptance.process import LocalProcess, is_gone
@@ -143,10 +144,9 @@ def _storm(
 
 def _settle(world: Cluster) -> tuple[float, str]:
     """Wait until no job is left; the time when that was so, and what is wrong if it never was."""
-    objects = world.app.lifecycle.store.objects
 
     def left() -> list[Any]:
-        return objects.find_many(limit=100)
+        return left_over(world.app.lifecycle)
 
     def at_rest() -> bool:
         for node in (*world.workers, *world.beats):
@@ -157,8 +157,7 @@ def _settle(world: Cluster) -> tuple[float, str]:
     try:
         wait_until(at_rest, SETTLE, interval=0.2)
     except WaitTimeout:
-        jobs = [(state, world.app.lifecycle.store.jobs.list(state.ref, None)) for state in left()]
-        return time.monotonic(), f"{len(jobs)} objects are not at rest after {SETTLE:.0f} s: {jobs[:5]}"
+        return time.monotonic(), f"{len(left())} objects are not at rest after {SETTLE:.0f} s: {left()[:5]}"
     return time.monotonic(), ""
 
 
