@@ -22,6 +22,11 @@ class Life:
         self.instance = uuid.uuid4().hex
         self.draining = False
         self.counter = OomCounter()
+        self.forks = True
+
+    def process(self, pid: int | None) -> int:
+        """The process that runs a link which its pool says is run by `pid`: greenlets have such numbers too."""
+        return pid if pid and self.forks else os.getpid()
 
     @property
     def is_leaving(self) -> bool:

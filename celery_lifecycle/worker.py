@@ -16,7 +16,7 @@ from celery.worker.control import Panel
 from celery.worker.request import Request
 
 from celery_lifecycle import events, tracked
-from celery_lifecycle.errors import LifecycleError
+from celery_lifecycle.errors import ConfigurationError, LifecycleError, SchemaOutdated
 from celery_lifecycle.life import begin_life, this_life, what_ended
 from celery_lifecycle.link import HEADER, link_of
 from celery_lifecycle.model import Link, ObjectRef, Why
@@ -60,7 +60,7 @@ class LifecycleRequest(Request):
         end, cause = what_ended(error)
         if end is None:
             return exc_info
-        who = Worker(this_life().instance, self.worker_pid or os.getpid())
+        who = Worker(this_life().instance, this_life().process(self.worker_pid))
         details = {"told": str(error), "worker": str(self.hostname), "pid": who.pid}
         ended = self.app.lifecycle.store.ends.end(link, who, end, cause, details)
         if ended is None:
@@ -134,6 +134,7 @@ class RenewStep(bootsteps.StartStopStep):
         self._renewer: Renewer | None = None
 
     def start(self, parent: Any) -> None:
+        this_life().forks = _is_prefork(parent)
         self._renewer = Renewer(parent.app, parent.hostname, kills=_is_prefork(parent))
         self._renewer.start()
 
@@ -196,7 +197,7 @@ class Renewer(threading.Thread):
     def renew(self) -> int:
         """Renew the leases of all links that run in this worker now."""
         running = [
-            Running(header["object"], request.id, request.worker_pid or os.getpid())
+            Running(header["object"], request.id, this_life().process(request.worker_pid))
             for request, header in running_links()
         ]
         return self.app.lifecycle.store.workers.renew(this_life().instance, running)
@@ -223,12 +224,12 @@ class Renewer(threading.Thread):
             events.slow(header["name"], header["job"], seconds, fences)
             if fences:
                 self._fence(request, header)
-        self._slow &= {request.id for request, _ in running_links()} | set()
+        self._slow &= {request.id for request, _ in running_links()}
 
     def _fence(self, request: Any, header: dict[str, Any]) -> None:
         """First the database, then the process: so its death is no strike."""
         link = link_of(header, request.id, last=False)
-        who = Worker(this_life().instance, request.worker_pid or os.getpid())
+        who = Worker(this_life().instance, this_life().process(request.worker_pid))
         ended = self.app.lifecycle.store.ends.end(link, who, End.HUNG)
         if ended is None:
             return
@@ -297,6 +298,8 @@ def _skip(app: Celery, headers: Any, task: str, why: Why) -> None:
             lifecycle.send([shipment])
     except LifecycleError as error:
         events.database_failed(f"{header['name']}#{header['job']} could not be put back; it is sent again", error)
+    except Exception as error:  # what a message holds must not end the consumer
+        events.unexpected(f"A link of {task!r} that is not run here could not be put back", error)
 
 
 @signals.task_unknown.connect
@@ -317,12 +320,20 @@ def _on_revoked(sender: Any = None, request: Any = None, terminated: bool = Fals
 
 @signals.worker_init.connect
 def _on_worker_init(sender: Any = None, **_: Any) -> None:
+    """A worker that can't work stops here; while the database is only away it starts, and waits for it."""
     begin_life()
     lifecycle = getattr(sender.app, "lifecycle", None)
-    if lifecycle is not None:
+    if lifecycle is None:
+        return
+    try:
         lifecycle.verify()
         # Read here, so that the pool's processes inherit it: one that is born in an outage must not waste its messages.
         _ = lifecycle.database_id
+    except (ConfigurationError, SchemaOutdated) as error:
+        # Whatever else a receiver of a signal raises is logged and forgotten.
+        raise SystemExit(f"celery_lifecycle: {error}") from error
+    except LifecycleError as error:
+        events.database_failed("This worker starts without its job database", error)
 
 
 @signals.worker_shutting_down.connect

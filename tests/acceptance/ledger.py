@@ -51,7 +51,7 @@ class Ledger:
             "event": event,
             "pid": os.getpid(),
             "parent": os.getppid(),
-            "thread": threading.get_native_id(),
+            "thread": threading.get_ident(),
             "at": time.monotonic(),
             "time": time.time(),
             **data,

@@ -26,11 +26,13 @@ def test_a_worker_with_an_embedded_beat_needs_nobody_else(
     assert worker.terminate() == 0
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo"])
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
 @pytest.mark.combinations(("postgresql", "redis"), ("sqlite", "redis"))
 def test_jobs_in_the_workers_own_process_keep_their_lease_and_may_run_out_of_memory(
     start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger, pool: str
 ) -> None:
+    if pool == "gevent":
+        pytest.importorskip("gevent")
     worker = start_worker(concurrency=2, pool=pool)
     start_beat()
     lifecycle.object("thing", "long").jobs.push("work", payload={"seconds": 4}, id="job")
