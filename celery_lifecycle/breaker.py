@@ -170,7 +170,8 @@ def strike(
     wait_until = now + delay_ms(strikes, config, spread)
     sealing = strikes >= flight.limit
     if flight.job in (START, ALARM):
-        return _of_object(state, flight, struck, now, wait_until, strikes, sealing, cause, config)
+        carrier = next((job for job in related if job.id == flight.marked), None)
+        return _of_object(state, flight, carrier, now, wait_until, strikes, sealing, suspect, cause)
     if sealing:
         doomed = tuple(job for job in related if job.line == flight.line or job.recovery_loop or job is struck)
         state = state.but(lines=without_line(state.lines, flight.line))
@@ -197,22 +198,26 @@ def strike(
 def _of_object(
     state: ObjectState,
     flight: InFlight,
-    alarm: Job | None,
+    carrier: Job | None,
     now: int,
     wait_until: int,
     strikes: int,
     sealing: bool,
+    suspect: bool,
     cause: Cause,
-    config: Config,
 ) -> Strike:
-    """`on_start` or `on_alarm` died: the object as a whole is held back, and paused as sealed at the limit."""
-    state = state.but(not_before=max(state.not_before or 0, wait_until))
-    if sealing:
-        state = state.but(paused=SEALED)
+    """`on_start` or `on_alarm` died: the object as a whole is held back, and paused as sealed at the limit.
+
+    Of an object that was destroyed meanwhile there is nothing to hold back, and nothing to call again.
+    """
     write: tuple[Job, ...] = ()
-    if flight.job == ALARM and alarm is None:
-        state, alarm = _protocol_job(state, ALARM, flight.task, flight.queue, "null", now)
-        write = (alarm,)
+    if not flight.final:
+        state = state.but(not_before=max(state.not_before or 0, wait_until), paused=SEALED if sealing else state.paused)
+        if flight.job == ALARM and carrier is None:
+            state, carrier = _protocol_job(state, ALARM, flight.task, flight.queue, "null", now)
+            write = (carrier,)
+    if carrier is not None and (suspect or carrier.suspect_on is not None):
+        write = (suspected(carrier),)
     next_time = None if sealing else _utc(wait_until)
     context = MemoryLimitContext(sealing, next_time, flight.job, (), strikes, flight.limit, cause.value)
     state, hooks = _hook(state, flight, context, now)

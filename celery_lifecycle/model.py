@@ -238,7 +238,7 @@ class InFlight:
 
     `limit`, `hook` and `queue` are what a process without the object's class (beat) must know to strike it; `alive` is
     the version of the `#alive` job that an `on_alarm` link answers; `final`: the object was destroyed meanwhile, so its run
-    ends with this link.
+    ends with this link; `carrier`: while `on_start` runs, the job whose link it comes before.
     """
 
     job: str
@@ -254,11 +254,17 @@ class InFlight:
     recovery_loop: bool = False
     suspect: bool = False
     final: bool = False
+    carrier: str | None = None
+
+    @property
+    def marked(self) -> str:
+        """The job that is marked as a suspect, if this flight makes one."""
+        return self.job if self.carrier is None else self.carrier
 
     def to_json(self) -> str:
         values = (
             self.job, self.version, self.task_id, self.line, self.owner, self.task, self.queue, self.limit, self.hook,
-            self.alive, self.recovery_loop, self.suspect, self.final,
+            self.alive, self.recovery_loop, self.suspect, self.final, self.carrier,
         )  # fmt: skip
         return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
 

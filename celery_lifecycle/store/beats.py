@@ -72,7 +72,7 @@ class Beats:
     # --- housekeeping
 
     def forget_old(self, limit: int = 500) -> int:
-        """Forget heartbeats whose time is over, and strikes of lines that are older than their window."""
+        """Forget heartbeats whose time is over, and of objects without an alarm old strikes and delays that are over."""
 
         def work(tx: Tx) -> int:
             now = tx.now()
@@ -80,14 +80,16 @@ class Beats:
                 tx.run(tx.sql.purge_heartbeats, {"kind": kind, "now": now})
             window = round(self.config.strike_window * 1000)
             done = 0
-            for row in tx.rows(tx.sql.lock_stale, {"after": 0, "limit": limit}):
-                state = object_of(row)
-                lines = fresh_lines(state.lines, now, window)
-                if lines == state.lines:
+            for row in tx.rows(tx.sql.lock_stale, {"after": 0, "limit": limit, "now": now}):
+                before = object_of(row)
+                state = before.but(lines=fresh_lines(before.lines, now, window))
+                if state.not_before is not None and state.not_before <= now:
+                    state = state.but(not_before=None, not_before_count=0)
+                if state == before:
                     continue
                 held = Locked(tx, state, self.config.chain_length)
                 at, agenda, _ = held.agenda()
-                held.save(derive(state.but(lines=lines), agenda, at), agenda)
+                held.save(derive(state, agenda, at), agenda)
                 done += 1
             return done
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from celery_lifecycle.config import Config
-from celery_lifecycle.model import DeadJob, Job, ObjectRef
+from celery_lifecycle.errors import ObjectDisabled
+from celery_lifecycle.model import ALARM, DeadJob, Job, ObjectRef
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import dead_of
 from celery_lifecycle.store.unit import lock_by_name, lock_or_make, with_job
@@ -35,7 +37,11 @@ class DeadJobs:
     def replay(self, key: int) -> Job | None:
         """Push a dead job again, due now, with nothing counted; it lifts a seal. None: no such dead job.
 
-        A pending job that has its id by now stays, and the dead one is replayed under a new id.
+        A pending job that has its id by now stays, and the dead one is replayed under a new id; a bare alarm is set anew.
+        A time at which it was to expire is forgotten.
+
+        Raises:
+            ObjectDisabled: alarms of the object were disabled for good.
         """
 
         def work(tx: Tx) -> Job | None:
@@ -44,12 +50,16 @@ class DeadJobs:
                 return None
             old = dead_of(row).job
             held = lock_or_make(tx, old.object, self.config.chain_length)
+            if held.state.disabled:
+                raise ObjectDisabled(f"Alarms of {old.object} were disabled for good: nothing of it can be replayed.")
             now, agenda, existing = held.agenda(old.id)
+            existing = None if old.id == ALARM else existing
             version = held.state.versions + 1
             job = replace(
                 old, id=old.id if existing is None else f"{old.id[:150]}-replay-{key}", version=version, line=old.id,
                 due_ms=now, not_before_ms=None, attempt=0, strikes=0, suspect_on=None, unknown_since_ms=None,
                 sealed=False, schedule_json=(old if existing is None else recurrence.occurrence(old)).schedule_json,
+                options_json=_without_end(old),
             )  # fmt: skip
             held.put_job(job)
             tx.run(tx.sql.delete_dead, {"id": key})
@@ -100,3 +110,8 @@ class DeadJobs:
     def count(self) -> dict[str, int]:
         """How many dead jobs there are of each reason. Changes nothing."""
         return self.database.run(lambda tx: {reason: int(count) for reason, count in tx.rows(tx.sql.count_dead)})
+
+
+def _without_end(job: Job) -> str | None:
+    options = {key: value for key, value in job.options.items() if key != "expires_ms"}
+    return json.dumps(options, ensure_ascii=False, separators=(",", ":")) if options else None

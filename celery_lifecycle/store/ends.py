@@ -11,6 +11,10 @@ from typing import Any
 from celery_lifecycle import breaker
 from celery_lifecycle.config import Config
 from celery_lifecycle.model import (
+    ALARM,
+    ALIVE,
+    HOOK_PREFIX,
+    START,
     Cause,
     InFlight,
     Job,
@@ -21,6 +25,7 @@ from celery_lifecycle.model import (
     Shipment,
     Why,
 )
+from celery_lifecycle.store import alarms
 from celery_lifecycle.store.claims import queues_in
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import job_of
@@ -103,11 +108,25 @@ class Ends:
         """A hard time limit or a fenced-off hung job uses up an attempt; a revoked job is dead at once."""
         flight = held.state.in_flight
         assert flight is not None
-        now, agenda, job = held.agenda(flight.job)
+        now, agenda, job = held.agenda(flight.marked)
         why = {End.HUNG: Why.HUNG, End.TIMED_OUT: Why.TIMED_OUT, End.REVOKED: Why.REVOKED}[end]
         state = chain.ended(held.state)
         dead: tuple[Job, ...] = ()
-        if job is not None and job.version == flight.version:
+        if end is not End.REVOKED and flight.job == START:
+            state = run.start_failed(held.state, now, self.config)
+            if job is not None and job.suspect_on is not None:
+                held.write_job(run.unmarked(job))
+        elif end is not End.REVOKED and flight.job == ALARM:
+            if not flight.final and (job is None or job.version == flight.version):
+                state, agenda, alarm, is_dead = alarms.again(
+                    held, state, agenda, job, now, why.value, task=flight.task, queue=flight.queue, why=why
+                )
+                dead = (alarm,) if is_dead else ()
+            agenda = alarms.answered(held, agenda, flight.alive)
+        elif job is not None and flight.job.startswith(HOOK_PREFIX):
+            held.remove_job(job.id)
+            agenda = without(agenda, job.id)
+        elif job is not None and job.version == flight.version:
             failed = job.attempt + 1
             if end is End.REVOKED or failed >= job.retry.max_attempts:
                 error = f"{why.value} in attempt {failed}"
@@ -124,7 +143,7 @@ class Ends:
         """What a deploy does: the job stays as it was, no attempt is used up, nothing is counted."""
         flight = held.state.in_flight
         assert flight is not None
-        now, agenda, job = held.agenda(flight.job)
+        now, agenda, job = held.agenda(flight.marked)
         if job is not None and job.suspect_on is not None:
             held.write_job(run.unmarked(job))
         held.save(derive(chain.ended(held.state), agenda, now), agenda)
@@ -163,7 +182,7 @@ class Ends:
         if held is None:
             return None
         state = held.state
-        now, agenda, job = held.agenda(state.in_flight.job if state.in_flight else "")
+        now, agenda, job = held.agenda(state.in_flight.marked if state.in_flight else "")
         if state.token is None or state.in_flight is None or (state.lease_until or 0) > now:
             held.save(derive(state, agenda, now), agenda)
             return None
@@ -246,26 +265,35 @@ class Ends:
 
     def _skipped(self, held: Locked, state: ObjectState, job_id: str, why: Why) -> tuple[Job | None, Shipment | None]:
         now, agenda, job = held.agenda(job_id)
-        dead = None
-        if job is not None:
-            since = job.unknown_since_ms if job.unknown_since_ms is not None else now
-            grace = round(self.config.unknown_task_grace * 1000)
-            error = f"{why.value}: {job.task}"
-            if why not in (Why.UNKNOWN_TASK, Why.UNKNOWN_OWNER):
-                state, agenda = _given_up(held, state, agenda, job, why, now, error)
-                dead = job
-            elif now - since >= grace:
-                held.bury(job, why, now, error=error)
-                held.remove_job(job_id)
-                agenda, dead = without(agenda, job_id), job
-            else:
-                wait = min(max(1000, now - since), 60_000)
-                job = replace(job, unknown_since_ms=since, due_ms=now + wait)
-                held.write_job(job)
-                agenda = with_job(agenda, job)
+        jobs = [job] if job is not None else []
+        if job_id == ALARM:  # the link stood for a keep-alive too, if its holder had died
+            _, alive = held.job(ALIVE)
+            jobs += [alive] if alive is not None else []
+        dead: Job | None = None
+        for one in jobs:
+            state, agenda, is_dead = self._not_run(held, state, agenda, one, why, now)
+            dead = one if is_dead and dead is None else dead
         closing = chain.close(state, agenda, now, self.config, new_token())
         held.save(closing.state, agenda)
         return dead, closing.shipment
+
+    def _not_run(
+        self, held: Locked, state: ObjectState, agenda: Agenda, job: Job, why: Why, now: int
+    ) -> tuple[ObjectState, Agenda, bool]:
+        """A job whose link no worker runs: put back with a doubling delay, or dead, which the flag tells."""
+        since = job.unknown_since_ms if job.unknown_since_ms is not None else now
+        grace = round(self.config.unknown_task_grace * 1000)
+        error = f"{why.value}: {job.task}"
+        if why not in (Why.UNKNOWN_TASK, Why.UNKNOWN_OWNER):
+            return *_given_up(held, state, agenda, job, why, now, error), True
+        if now - since >= grace:
+            held.bury(job, why, now, error=error)
+            held.remove_job(job.id)
+            return state, without(agenda, job.id), True
+        wait = min(max(1000, now - since), 60_000)
+        job = run.unmarked(replace(job, unknown_since_ms=since, due_ms=now + wait))
+        held.write_job(job)
+        return state, with_job(agenda, job), False
 
     def unknown(self, link: Link, token: str, why: Why) -> tuple[Job | None, Shipment | None, bool]:
         """The same for a link that has begun, whose owner this process does not know. The flag: whether it was accepted."""
@@ -297,7 +325,7 @@ def struck_by(
 ) -> tuple[breaker.Strike, ObjectState]:  # fmt: skip
     """Count a death, slow or seal its loop: the jobs are written, the object's new state is left to be saved."""
     now = held.now()
-    params = {"object": held.state.id, "job": flight.job, "line": flight.line}
+    params = {"object": held.state.id, "job": flight.marked, "line": flight.line}
     related = [job_of(held.ref, row) for row in held.tx.rows(held.tx.sql.related_jobs, params)]
     told = details.get("told")
     struck = breaker.strike(held.state, flight, related, now, cause, config, spread=spread, suspect=suspect, told=told)

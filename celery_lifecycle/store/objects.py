@@ -9,7 +9,7 @@ from dataclasses import replace
 from celery_lifecycle.breaker import protocol_job
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import ObjectDisabled
-from celery_lifecycle.model import ALARM, SEALED, Job, ObjectRef, ObjectState, Why
+from celery_lifecycle.model import ALARM, Job, ObjectRef, ObjectState, Why
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import job_of, object_of
 from celery_lifecycle.store.unit import Locked, lock_by_name, lock_or_make, with_job
@@ -46,7 +46,11 @@ class Objects:
         """Apply a pure change of an object's switches and derive its alarm. False if there is no such object."""
 
         def work(tx: Tx) -> bool:
-            held = lock_or_make(tx, ref, self.config.chain_length) if make else lock_by_name(tx, ref, 50)
+            held = (
+                lock_or_make(tx, ref, self.config.chain_length)
+                if make
+                else lock_by_name(tx, ref, self.config.chain_length)
+            )
             if held is None:
                 return False
             now, agenda, _ = held.agenda()
@@ -68,13 +72,14 @@ class Objects:
             if held is None:
                 return False
             state = held.state
-            if state.paused == SEALED or state.lines or state.sealed or state.not_before is not None:
-                for row in tx.rows(tx.sql.jobs_of, {"object": state.id}):
-                    job = job_of(ref, row)
-                    held.write_job(replace(job, strikes=0, suspect_on=None, not_before_ms=None))
-                if state.sealed:
-                    tx.run(tx.sql.lift_all_dead, {"kind": ref.kind, "name": ref.name})
-                state = state.but(lines=None, not_before=None, not_before_count=0, sealed=False)
+            for row in tx.rows(tx.sql.jobs_of, {"object": state.id}):
+                job = job_of(ref, row)
+                cleared = replace(job, strikes=0, suspect_on=None, not_before_ms=None)
+                if cleared != job:
+                    held.write_job(cleared)
+            if state.sealed:
+                tx.run(tx.sql.lift_all_dead, {"kind": ref.kind, "name": ref.name})
+            state = state.but(lines=None, not_before=None, not_before_count=0, sealed=False)
             state = self._without_missed(held, state.but(paused=None))
             now, agenda, _ = held.agenda()
             held.save(derive(state, agenda, now), agenda)
@@ -136,11 +141,13 @@ class Objects:
             held = lock_or_make(tx, ref, self.config.chain_length)
             if held.state.disabled:
                 raise ObjectDisabled(f"Alarms of {ref} were disabled for good: none can be set.")
-            now, agenda, _ = held.agenda()
+            now, agenda, existing = held.agenda(ALARM)
             due = now + delay_ms if at_ms is None else at_ms
             version = held.state.versions + 1
             payload = json.dumps({"for": due})
             job = protocol_job(held.state, ALARM, version, task, queue, payload, due)
+            if existing is not None:
+                job = replace(job, suspect_on=existing.suspect_on)
             held.put_job(job)
             agenda = with_job(agenda, job)
             held.save(derive(held.state.but(versions=version), agenda, now), agenda)
@@ -173,7 +180,11 @@ class Objects:
 
         def work(tx: Tx) -> None:
             writes = any(value is not None for value in values.values())
-            held = lock_or_make(tx, ref, self.config.chain_length) if writes else lock_by_name(tx, ref, 50)
+            held = (
+                lock_or_make(tx, ref, self.config.chain_length)
+                if writes
+                else lock_by_name(tx, ref, self.config.chain_length)
+            )
             if held is None:
                 return
             object_id = held.state.id

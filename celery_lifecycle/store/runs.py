@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from celery_lifecycle.breaker import protocol_job
 from celery_lifecycle.config import Config
 from celery_lifecycle.model import ALARM, ALIVE, HOST, START, InFlight, Job, Link, ObjectState, Shipment, Why
+from celery_lifecycle.store import alarms
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.unit import Locked, lock_by_id, new_token, with_job, without
 from celery_lifecycle.transitions import chain, recurrence, run
 from celery_lifecycle.transitions.derive import Agenda, derive, due_links, effective_due
 from celery_lifecycle.transitions.run import Action, Refusal, Verdict, Worker
-
-ALARM_RETRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,8 @@ class Runs:
         agenda: Agenda | None = None
         if not own_due:
             now, agenda, _ = held.agenda()
-        something = own_due or bool(agenda and due_links(state, agenda, now, 1)[0])
+        # Of a sealed object only the hook itself may run: what else its chain holds is older than the seal.
+        something = own_due or bool(agenda and not state.paused and due_links(state, agenda, now, 1)[0])
         token = new_token()
         opened, refused = run.open_run(state, link, something, now, token)
         if refused is not None:
@@ -155,7 +153,6 @@ class Runs:
     def _start(
         self, held: Locked, state: ObjectState, link: Link, calling: Calling, worker: Worker, now: int, job: Job, opened: Begun
     ) -> Begun:  # fmt: skip
-        tx = held.tx
         expires = job.options.get("expires_ms") if job.options_json else None
         if expires is not None and expires <= now:
             held.bury(job, Why.EXPIRED, now)
@@ -174,20 +171,27 @@ class Runs:
         if waking.job != job:
             job = waking.job
             held.write_job(job)
-        if job.suspect_on is not None and job.suspect_on != worker.instance:
-            if tx.row(tx.sql.suspect_on, {"mark": worker.instance}) is not None:
-                wait = now + round(self.config.suspect_delay * 1000)
-                held.write_job(replace(job, not_before_ms=wait))
-                return self._pass(held, state, link, opened)
-            held.write_job(replace(job, suspect_on=worker.instance))
+        if not self._boards(held, job, worker, now):
+            return self._pass(held, state, link, opened)
         flight = InFlight(
             job=START if calling.starts else job.id, version=job.version, task_id=link.task_id,
             line=START if calling.starts else job.line, owner=job.owner, task=job.task, queue=job.queue,
             limit=calling.limit, hook=calling.hook, recovery_loop=job.recovery_loop, suspect=job.suspect_on is not None,
+            carrier=job.id if calling.starts else None,
         )  # fmt: skip
         state = run.started(state, flight, worker, now, self.config)
         held.save(state.but(queue=state.queue or job.queue), None)
         return replace(opened, state=state, job=job, now=now, waking=waking)
+
+    def _boards(self, held: Locked, job: Job, worker: Worker, now: int) -> bool:
+        """At most one suspect runs per worker instance: one that finds another there comes back a little later."""
+        if job.suspect_on is None or job.suspect_on == worker.instance:
+            return True
+        if held.tx.row(held.tx.sql.suspect_on, {"mark": worker.instance}) is not None:
+            held.write_job(replace(job, not_before_ms=now + round(self.config.suspect_delay * 1000)))
+            return False
+        held.write_job(replace(job, suspect_on=worker.instance))
+        return True
 
     def _moved_on(
         self, held: Locked, state: ObjectState, job: Job, waking: recurrence.Waking, now: int
@@ -213,10 +217,13 @@ class Runs:
             return self._pass(held, opened.state, link, opened)
         alive = due[ALIVE].version if ALIVE in due else None
         triggered = job if ALARM in due else None
+        if triggered is not None and not self._boards(held, triggered, worker, now):
+            return self._pass(held, opened.state, link, opened)
         flight = InFlight(
             job=START if calling.starts else ALARM, version=triggered.version if triggered else 0,
             task_id=link.task_id, line=START if calling.starts else ALARM, owner=HOST, task=calling.task,
             queue=opened.state.queue or state.queue or "", limit=calling.limit, hook=calling.hook, alive=alive,
+            suspect=triggered is not None and triggered.suspect_on is not None, carrier=ALARM if calling.starts else None,
         )  # fmt: skip
         started = run.started(opened.state, flight, worker, now, self.config)
         held.save(started, None)
@@ -233,7 +240,9 @@ class Runs:
             assert flight is not None
             job_id = ALARM if begun.alarm else begun.job.id if begun.job else flight.job
             line = ALARM if begun.alarm else begun.job.line if begun.job else flight.line
-            state = run.entered(held.state, replace(flight, job=job_id, line=line), self.config, held.now())
+            state = run.entered(
+                held.state, replace(flight, job=job_id, line=line, carrier=None), self.config, held.now()
+            )
             held.save(state, None)
             return True
 
@@ -297,8 +306,8 @@ class Runs:
                     held.record_misfire(job, now, dropped)
         done = run.finish(held.state, job, verdict, now, self.config)
         state = self._stored(held, done.state, storage)
-        if flight.alive is not None and agenda is not None:
-            agenda = self._answered(held, agenda, flight.alive)
+        if agenda is not None:
+            agenda = alarms.answered(held, agenda, flight.alive)
         if done.dead is not None:
             dead = done.dead if verdict.next is None else recurrence.occurrence(done.dead)
             held.bury(dead, verdict.why or Why.FAILED, now, verdict.error, verdict.traceback)
@@ -346,14 +355,6 @@ class Runs:
             return state.but(stored=True)
         return state.but(stored=tx.row(tx.sql.any_value, {"object": state.id}) is not None)
 
-    def _answered(self, held: Locked, agenda: Agenda, version: int) -> Agenda:
-        """`on_alarm` has answered a keep-alive whose holder died, unless another one died meanwhile."""
-        alive = next((job for job in agenda.jobs if job.id == ALIVE), None)
-        if alive is None or alive.version != version:
-            return agenda
-        held.remove_job(ALIVE)
-        return without(agenda, ALIVE)
-
     def alarm_failed(self, link: Link, token: str, queue: str, task: str, error: str, traceback: str) -> Finished:
         """`on_alarm` threw: put the bare alarm at 2 s × 2^n unless a newer one stands; a dead job after six retries."""
         return self.database.run(self._alarm_failed, link, token, queue, task, error, traceback)
@@ -370,22 +371,12 @@ class Runs:
         state = held.state
         stands = job is not None and job.version != flight.version
         due = None
-        if not stands:
-            failed = (job.attempt if job else 0) + 1
-            version = state.versions + 1
-            payload = job.payload_json if job else json.dumps({"for": None})
-            due = now + (2000 << (failed - 1))
-            retry = protocol_job(state, ALARM, version, task, queue, payload, due, attempt=failed)
-            if failed > ALARM_RETRIES:
-                held.bury(retry, Why.FAILED, now, error, traceback)
-                held.remove_job(ALARM)
-                agenda, due = without(agenda, ALARM), None
-            else:
-                state = state.but(versions=version)
-                held.put_job(retry)
-                agenda = with_job(agenda, retry)
-        if flight.alive is not None:
-            agenda = self._answered(held, agenda, flight.alive)
+        if not stands and not flight.final:
+            state, agenda, retry, is_dead = alarms.again(
+                held, state, agenda, job, now, error, traceback, task=task, queue=queue
+            )
+            due = None if is_dead else retry.due_ms
+        agenda = alarms.answered(held, agenda, flight.alive)
         closing = chain.close(run.waiting(state, now, self.config), agenda, now, self.config, new_token())
         held.save(closing.state, agenda)
         return Finished(True, discarded=stands, closed=True, due_ms=due, shipment=closing.shipment)
@@ -400,12 +391,12 @@ class Runs:
             held = lock_by_id(tx, link.object_id, self.config.chain_length)
             if held is None or not run.may_finish(held.state, link, token):
                 return None
-            now, agenda, _ = held.agenda()
-            count = held.state.not_before_count + 1
-            wait = min(1000 << min(count - 1, 30), round(self.config.strike_delay_max * 1000))
-            state = chain.ended(held.state).but(not_before=now + wait, not_before_count=count)
+            now, agenda, job = held.agenda(link.job)
+            if job is not None and job.suspect_on is not None:
+                held.write_job(run.unmarked(job))
+            state = run.start_failed(held.state, now, self.config)
             held.save(derive(state, agenda, now), agenda)
-            return now + wait
+            return state.not_before if state.not_before is not None else now
 
         return self.database.run(work)
 

@@ -122,8 +122,8 @@ class Sql:
             f"SELECT count(*) FROM {o} WHERE queue = :queue AND phase = :phase AND wake_at <= :now"
         )
         self.lock_stale = self._(
-            f"SELECT {columns} FROM {o} WHERE queue IS NULL AND strike_lines IS NOT NULL AND id > :after"
-            f" ORDER BY id LIMIT :limit{skip}"
+            f"SELECT {columns} FROM {o} WHERE queue IS NULL AND (strike_lines IS NOT NULL OR not_before <= :now)"
+            f" AND id > :after ORDER BY id LIMIT :limit{skip}"
         )
 
         # --- jobs

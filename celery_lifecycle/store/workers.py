@@ -58,6 +58,8 @@ class Workers:
                 tx.sql.put_heartbeat,
                 {**params, "expires_at": now + REMEMBERED_MS, "data": json.dumps({**data, "seen": now})},
             )
+            # It lives: who was aboard when it was taken for lost says nothing about a loss to come.
+            tx.run(tx.sql.delete_heartbeat, {"kind": "lost", "key": instance})
 
         self.database.run(work)
 

@@ -7,8 +7,8 @@ from enum import Enum
 
 from celery_lifecycle import breaker
 from celery_lifecycle.config import Config
-from celery_lifecycle.model import ALARM, HOOK_PREFIX, START, InFlight, Job, Link, ObjectState, Why
-from celery_lifecycle.transitions.chain import patience
+from celery_lifecycle.model import ALARM, HOOK_PREFIX, SEALED, START, InFlight, Job, Link, ObjectState, Why
+from celery_lifecycle.transitions.chain import ended, patience
 
 
 class Refusal(str, Enum):
@@ -36,13 +36,13 @@ def open_run(
 ) -> tuple[ObjectState, Refusal | None]:
     """Open a run for the first link of a chain.
 
-    Guard: not paused, something is due, and no run is open, whatever a lease says. A chain that may not open ends
-    quietly, and a row that still carries its dispatch forgets it.
+    Guard: not paused (a memory hook may run if paused as sealed), something is due, and no run is open, whatever a lease
+    says. A chain that may not open ends quietly, and a row that still carries its dispatch forgets it.
     """
     refusal = None
     if state.token is not None:
         refusal = Refusal.RUN_OPEN
-    elif (state.paused or state.disabled) and not link.job.startswith(HOOK_PREFIX):
+    elif state.disabled or (state.paused and not (state.paused == SEALED and link.job.startswith(HOOK_PREFIX))):
         refusal = Refusal.PAUSED
     elif not something_due:
         refusal = Refusal.NOTHING_DUE
@@ -111,6 +111,15 @@ def entered(state: ObjectState, flight: InFlight, config: Config, now: int) -> O
     )
 
 
+def start_failed(state: ObjectState, now: int, config: Config) -> ObjectState:
+    """`on_start` did not end well: the jobs stay, the object is held back (doubling), the run is ended."""
+    if state.in_flight is not None and state.in_flight.final:
+        return ended(state)
+    count = state.not_before_count + 1
+    wait = min(1000 << min(count - 1, 30), round(config.strike_delay_max * 1000))
+    return ended(state).but(not_before=now + wait, not_before_count=count)
+
+
 class Action(str, Enum):
     """What is to become of a job whose attempt has ended."""
 
@@ -174,6 +183,8 @@ def finish(state: ObjectState, job: Job | None, verdict: Verdict, now: int, conf
     state = waiting(state, now, config)
     if verdict.clean:
         state = state.but(lines=breaker.cleared(state.lines, flight.line, flight.job))
+        if flight.job == ALARM:
+            state = state.but(not_before=None, not_before_count=0)
     if job is None:
         return Finish(state, discarded=flight.job != ALARM)
     if job.version != flight.version:
