@@ -40,9 +40,10 @@ def open_run(
     says. A chain that may not open ends quietly, and a row that still carries its dispatch forgets it.
     """
     refusal = None
+    hook_of_sealed = state.paused == SEALED and not state.disabled and link.job.startswith(HOOK_PREFIX)
     if state.token is not None:
         refusal = Refusal.RUN_OPEN
-    elif state.disabled or (state.paused and not (state.paused == SEALED and link.job.startswith(HOOK_PREFIX))):
+    elif (state.paused or state.disabled) and not hook_of_sealed:
         refusal = Refusal.PAUSED
     elif not something_due:
         refusal = Refusal.NOTHING_DUE
