@@ -8,53 +8,25 @@
 ``DATABASE_URL``         the database of the jobs
 ``LEDGER``               the file that jobs write their starts and ends into
 ``SETTINGS``             JSON of further settings, for one test
-``DIE_AFTER_SENDING``    set: beat is killed right after the first chains that it sends
-``CLAIM_FAILS_ONCE``     set: the first claim that finds something fails in the middle of its transaction
 ======================== ==============================================================
+
+What else can be set, for a process that is to die or to fail at a certain point, is in ``sabotage.py``.
 """
 
 import json
 import os
-import signal
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from celery import Celery
 from celery.signals import beat_init
 
 from celery_lifecycle import Lifecycle
-from celery_lifecycle.model import Shipment
-from celery_lifecycle.store.claims import Claims
-from celery_lifecycle.store.database import Tx
 from tests.acceptance.jobs import add_jobs
 from tests.acceptance.ledger import Ledger
+from tests.acceptance.sabotage import sabotage
 
 BEAT_READY = "beat: ready"
-
-
-class MortalLifecycle(Lifecycle):
-    """Kills its process between the publish of chains and whatever comes after it."""
-
-    def send(self, shipments: Sequence[Shipment]) -> int:
-        super().send(shipments)
-        os.kill(os.getpid(), signal.SIGKILL)
-        return 0
-
-
-def _break_one_claim() -> None:
-    original = Claims._claim
-    failed = False
-
-    def claim(self: Claims, tx: Tx, *args: Any) -> Any:
-        nonlocal failed
-        claimed = original(self, tx, *args)
-        if claimed.rows and not failed:
-            failed = True
-            tx.rows("SELECT 1 FROM no_such_table")
-        return claimed
-
-    Claims._claim = claim  # type: ignore[method-assign]
 
 
 def make_app(environment: Mapping[str, str]) -> Celery:
@@ -70,10 +42,8 @@ def make_app(environment: Mapping[str, str]) -> Celery:
         **json.loads(environment.get("SETTINGS", "{}")),
     )
     ledger = Ledger(environment.get("LEDGER", os.devnull))
-    if environment.get("CLAIM_FAILS_ONCE"):
-        _break_one_claim()
-    lifecycle = MortalLifecycle(app) if environment.get("DIE_AFTER_SENDING") else Lifecycle(app)
-    add_jobs(app, lifecycle, ledger)
+    sabotage(environment, ledger)
+    add_jobs(app, Lifecycle(app), ledger)
 
     @app.task(name="ping", shared=False)
     def ping() -> str:

@@ -73,3 +73,26 @@ def test_a_job_that_kills_its_process_starts_three_times_with_growing_gaps_and_i
         assert len(ledger.starts("neighbour", f"thing/{deed}")) == 1, deed
         assert lives or {run.pid for run in runs}.isdisjoint(worker.children())
     assert worker.status == "running"
+
+
+@pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "rabbitmq"))
+def test_a_process_that_dies_between_its_outcome_and_the_next_link_is_no_strike_and_its_run_goes_on(
+    start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger
+) -> None:
+    """Case D05."""
+    start_beat()
+    thing = lifecycle.object("thing", "one")
+    thing.pause()
+    for number in range(1, 4):
+        thing.jobs.push("work", id=f"{number}")
+    thing.resume()
+    start_worker(environment={"DIE_AFTER_FINISH": "1"})
+    wait_until(lambda: ledger.records("gone"), 10)
+    token = lifecycle.store.objects.find(thing.ref).token
+    assert token
+    wait_until(lambda: ledger.starts("2"), 15)
+    assert lifecycle.store.objects.find(thing.ref).token in (token, None)
+    wait_until(lambda: ledger.ends("3"), 10)
+    assert [run.job for run in ledger.runs()] == ["1", "2", "3"]
+    assert {run.data["strikes"] for run in ledger.runs()} == {0}
+    assert ledger.records("struck") == []
