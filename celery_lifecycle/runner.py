@@ -225,6 +225,9 @@ class Runner:
             if not self._waits(code, job, attempt, verdict.delay_ms / 1000, error):
                 with masked():
                     return self._finish(link, code, begun, job, ctx, verdict, value, error)
+            with masked():  # a run that was given up meanwhile must not start an attempt beside another one
+                if not self._attempted(link, begun.token, job, attempt):
+                    return self._fenced(code.ref, job.id)
 
     def _waits(self, code: Code, job: Job, attempt: int, seconds: float, error: BaseException) -> bool:
         """Wait for the next attempt. False: a soft time limit came first, so it is one for another message."""

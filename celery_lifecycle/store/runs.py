@@ -113,11 +113,14 @@ class Runs:
         now, job = held.job(link.job)
         assert state.in_flight is not None
         assert state.token is not None
-        if job is not None and job.version != state.in_flight.version:
+        flight, alarm = state.in_flight, link.job == ALARM
+        if job is not None and job.version != flight.version:
             job = None
-        waking = recurrence.wake(job, now, begun=True) if job is not None else None
-        alarm = link.job == ALARM
-        return Begun(state=state, job=job, alarm=alarm, now=now, token=state.token, opened=True, waking=waking)
+        begun = Begun(state=state, job=job, alarm=alarm, now=now, token=state.token, opened=True)
+        if job is None and not alarm:  # it was taken out or replaced meanwhile, before it could be run
+            state = replace(state, in_flight=None, step=link.position)
+            return self._pass(held, state, replace(link, last=link.last or flight.final), begun)
+        return replace(begun, waking=recurrence.wake(job, now, begun=True) if job is not None else None)
 
     def _open_or_check(self, held: Locked, link: Link, own_due: bool, now: int) -> Begun:
         state = held.state

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from celery_lifecycle.code import Code
-from celery_lifecycle.errors import DatabaseUnavailable
+from celery_lifecycle.errors import DatabaseUnavailable, Fenced
 from celery_lifecycle.model import ObjectRef, Phase
 from celery_lifecycle.runner import Runner
 from celery_lifecycle.store.database import Disconnected
+from celery_lifecycle.store.runs import Calling
 from celery_lifecycle.transitions.run import Worker
 from tests.support.protocol import Clock, Table, links_of, table
 
@@ -72,3 +73,44 @@ def test_a_begin_whose_answer_was_lost_is_found_out_however_long_the_database_is
 
     assert (report.result["outcome"], len(called)) == ("complete", 1)
     assert not t.exists(FIRST)
+
+
+@pytest.mark.parametrize("how", ["cancel", "destroy", "push"])
+def test_a_job_that_is_taken_out_before_its_begin_is_heard_of_leaves_nothing_in_flight(t, how):
+    t.push("a", FIRST)
+    [link] = links_of(t.shipped(FIRST))
+    assert t.begin(link, WORKER).job is not None
+    if how == "cancel":
+        t.store.jobs.cancel(FIRST, "a", None)
+    elif how == "destroy":
+        t.store.objects.destroy(FIRST)
+    else:
+        t.push("a", FIRST, delay_ms=60_000)
+    again = t.store.runs.begin(link, Calling("cart.remind", 3), WORKER, True)
+
+    assert (again.job, again.closed) == (None, True)
+    assert not t.exists(FIRST) or t.find(FIRST).phase is Phase.IDLE
+
+
+def test_an_attempt_does_not_begin_beside_the_run_that_took_the_place_of_its_own(t, clock):
+    """While it waited for its next attempt its run was given up, and another one is under way."""
+    t.push("a", FIRST)
+    [link] = links_of(t.shipped(FIRST))
+    called = []
+
+    def fails(ctx: Any) -> None:
+        called.append(ctx.attempt)
+        raise ValueError
+
+    def sleep(seconds: float) -> None:
+        for ahead in (20, 5):
+            clock.forward(ahead)
+            [object_id] = t.claim(Phase.OPEN).lost
+            t.store.ends.rescue(object_id)
+
+    deployment: Any = SimpleNamespace(config=t.store.config, store=t.store, send=lambda shipments: 0)
+    runner = Runner(deployment, WORKER, lambda error, attempt: None, sleep=sleep)
+    report = runner.run(link, Code("cart.remind", FIRST, None, lambda fn: fn, fails))
+
+    assert called == [1]
+    assert isinstance(report.error, Fenced)

@@ -110,6 +110,7 @@ class Checker:
         self.deaths: dict[str, Death] = {}
         self.line_deaths: Counter[Any] = Counter()
         self.culprits: dict[Any, set[str]] = defaultdict(set)
+        self.contact: dict[Any, int] = {}
         self.doubted: dict[str, int] = {}
         self.faulted: set[str] = set()
         self.stats: Counter[str] = Counter()
@@ -215,6 +216,8 @@ class Checker:
         elif label in ("Ends._end", "Ends._rescue", "Ends.struck_inside"):
             self._check_end(label, before, after, dead)
         self._check_gone(label, args, before, after, dead)
+        if label == "Runs.enter" and old is not None:
+            self.line_deaths.pop((old.id, START, START), None)
         if label in ("Objects.destroy", "Objects.resume"):
             self._forgive(old or new)
         if after is not None and new is not None:
@@ -274,7 +277,9 @@ class Checker:
             return
         if old.token is not None:
             late = link.token != old.token or link.position != old.step or old.in_flight is not None
-            if late:
+            known = old.in_flight is not None and old.in_flight.task_id == link.task_id
+            resumed = known and (old.worker, old.worker_pid) == (worker.instance, worker.pid)
+            if late and not resumed:
                 self.fail("a refused writer changes nothing", f"link {link.task_id} is not the next of {old.token}")
         opened = new is not None and new.token is not None and old.token is None
         if opened and (old.paused or old.disabled) and not link.job.startswith(HOOK_PREFIX):
@@ -313,6 +318,8 @@ class Checker:
         self.applied.add(key)
         flight = old.in_flight
         if flight.job in (ALARM, START) or flight.job.startswith(HOOK_PREFIX):
+            if label == "Runs._finish":
+                self.line_deaths.pop((old.id, flight.line, flight.job), None)
             return
         job = before.jobs.get(flight.job) if before else None
         kept = after.jobs.get(flight.job) if after else None
@@ -350,7 +357,7 @@ class Checker:
         flight, token = old.in_flight, old.token
         death = self.deaths.get(token)
         hook = flight.job.startswith(HOOK_PREFIX)
-        struck = new is None or new.lines != old.lines or any(one[4] == "sealed" for one in dead)
+        struck = (new is not None and new.lines != old.lines) or any(one[4] == "sealed" for one in dead)
         struck = struck and not hook and not any(one[4] in ("hung", "timed out", "revoked") for one in dead)
         if label == "Ends._rescue":
             self._check_rescue(old, death)
@@ -369,10 +376,11 @@ class Checker:
                 self.fail("a death is counted once", f"{flight.job} of {old.ref}")
             death.counted = True
         sealed = {one[3] for one in dead if one[4] == "sealed"}
-        if flight.job in (START, ALARM):
-            return
         key = (old.id, flight.line, flight.job)
         self.line_deaths[key] += 1
+        if flight.job in (START, ALARM):
+            self._check_object_struck(old, new, flight, self.line_deaths[key])
+            return
         count = sum(n for (oid, line, _), n in self.line_deaths.items() if (oid, line) == (old.id, flight.line))
         if count >= flight.limit and not sealed and flight.job in before.jobs:
             self.fail("a loop is sealed at its limit", f"{flight.job} of {old.ref} after {count} deaths")
@@ -390,6 +398,13 @@ class Checker:
             if kept is None or (kept.not_before_ms or 0) < self.now + wait:
                 self.fail("a struck loop is slowed", f"{job.id} of {old.ref}")
             self.held[old.id, job.id] = self.now + round(wait)
+
+    def _check_object_struck(self, old: ObjectState, new: ObjectState, flight: Any, count: int) -> None:
+        """`on_start` or `on_alarm` has died: the object waits, and is paused at the limit."""
+        if (new.not_before or 0) < self.now + self.config.strike_delay * 1000:
+            self.fail("a struck loop is slowed", f"{flight.job} of {old.ref}")
+        if (count >= flight.limit) != (new.paused == SEALED) and old.paused != SEALED:
+            self.fail("a loop is sealed at its limit", f"{flight.job} of {old.ref} after {count} deaths")
 
     def _check_rescue(self, old: ObjectState, death: Death | None) -> None:
         if death is not None:
@@ -596,6 +611,8 @@ class Checker:
 
     def returned(self, label: str, args: Any, result: Any) -> None:
         """A verb has come back to its caller."""
+        if label in ("Runs._begin", "Runs.enter", "Runs.attempted"):
+            self.contact[self.world.process] = self.world.now
         if label != "Runs._begin" or result.refused is None:
             return
         link, thing = args[0], self.things.get(args[0].object_id)
@@ -611,8 +628,12 @@ class Checker:
         key = (request.id, child.pid)
         token = self.begun.get(key, "?")
         job, ref = header["job"], header["name"]
-        version = ctx.job.version if ctx is not None else 0
-        line = ctx.job.line if ctx is not None else job
+        thing = self.things.get(header["object"])
+        flight = thing.state.in_flight if thing is not None and thing.state.token == token else None
+        if ctx is not None:
+            version, line = ctx.job.version, ctx.job.line
+        else:
+            version, line = (flight.version, flight.line) if flight is not None else (0, job)
         script = payload["s"]
         number = (ref, job, payload.get("n", 0))
         act = script[min(self.calls[number], len(script) - 1)]
@@ -626,7 +647,7 @@ class Checker:
         for other in self.active.values():
             if other.ref == ref and other.process is not child:
                 self._check_overlap(body, other)
-        if ctx is not None and (body.object_id, job, version) in self.completed:
+        if version and (body.object_id, job, version) in self.completed:
             self.fail("what is complete does not run again", f"{ref}#{job} v{version}")
         self._check_again(body)
         until = self.held.get((body.object_id, job), 0)
@@ -656,6 +677,11 @@ class Checker:
 
     def _check_overlap(self, body: Body, other: Body) -> None:
         ended = self.ended.get(other.token)
+        if self.ended.get(body.token) in FENCES:
+            # Its own run was given up in the moment between the last look and the body.
+            looked = self.contact.get(body.process, 0)
+            if max(looked, body.process.stalled_until) + 20 >= self.world.now:
+                return
         if ended not in FENCES:
             told = f"{body.ref}#{body.job} and #{other.job}, whose run was ended by {ended}"
             self.fail("jobs of an object never overlap", told)

@@ -92,7 +92,7 @@ class SimDatabase(Database):
             return
         if connection.total_changes != before:
             simulation.committed(self.label, self.args)
-            cut = simulation.faults.hits("unheard")
+            cut = simulation.lost_answer()
             if cut is not None:
                 simulation.unheard(self.label, cut)
                 raise Disconnected("simulated: the connection broke at the commit")

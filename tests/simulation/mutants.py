@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     one("finish without version", RUN, "finish", "job.version != flight.version", "False"),
     one("an attempt without guard", RUNS, "Runs.attempted", "not run.may_finish(held.state, link, token)", "False"),
-    one("a finish is given up in an outage", RUNNER, "Runner._stored", "return verb()", "return verb()\n            except _Never:\n                raise"),
+    one("a finish is given up in an outage", RUNNER, "Runner._stored", "except DatabaseUnavailable as error:", "except ZeroDivisionError as error:"),
     one("a version is used again", JOBS, "Jobs.push_in", "state.versions + 1", "(existing.version + 1 if existing else 1)"),
     one("an outcome without a new version", RUN, "finish", "version = state.versions + 1", "version = job.version"),
     # --- chains
@@ -210,6 +210,8 @@ def _mutated(module: Any, where: str, changes: list[Change]) -> tuple[Any, str, 
     exec(code, module.__dict__, made)
     for part in path:
         made = dict(vars(made[part]))
+    if name not in made:
+        raise Stale(f"{module.__name__} was changed since it was imported.")
     return owner, name, original, made[name]
 
 

@@ -172,6 +172,26 @@ class Writer:
                 script[0][self.pick("first", "then")] = [inner]
             self.push(self.when(share), on, script, **more)
 
+    def some_etas(self, count: int, *ends: str, long: bool = False) -> None:
+        """Ordinary tasks with an eta: each keeps the task id that it promised, however often it is sent."""
+        for _ in range(count):
+            self.pushes += 1
+            name, at = f"eta{self.pushes}", self.when(0.5)
+            script = self.script(*(ends or ("ok",)), long=long)
+            self.event(at, "later", on=f"later/{name}", id=name, delay=self.pick(1, 5, 20), script=script, client=0)
+            if self.flip(0.2):
+                self.event(
+                    at + self.within(10, 40_000), "revoke", on=f"later/{name}", id=name, terminate=self.flip(0.5), client=1
+                )  # fmt: skip
+
+    def some_hooks(self, chance: float, *ends: str) -> None:
+        """What `on_start` and `on_alarm` of an object do, before they are well again."""
+        for name in ("f", "g"):
+            for which in ("on_start", "on_alarm", "on_job_error", "on_memory_limit"):
+                if self.flip(chance):
+                    bad = [self.pick(*ends) for _ in range(self.within(1, 2))]
+                    self.plan.hooks[f"{name} {which}"] = [*["ok"] * self.within(0, 2), *bad, "ok"]
+
     def some_changes(self, count: int, *what: str) -> None:
         """What clients do besides pushing."""
         for _ in range(count):
@@ -222,6 +242,8 @@ def calm(writer: Writer) -> None:
     writer.some_pushes(writer.within(2, 9), "ok", "yield", "again", "fail")
     if writer.flip(0.5):
         writer.some_changes(writer.within(1, 3), *GENTLE)
+    if writer.flip(0.3):
+        writer.some_etas(writer.within(1, 3), "ok", "yield")
 
 
 def messages(writer: Writer) -> None:
@@ -230,6 +252,8 @@ def messages(writer: Writer) -> None:
     writer.some_pushes(writer.within(2, 8), "ok", "yield", "again", "fail", long=writer.flip(0.3))
     if writer.flip(0.5):
         writer.some_changes(writer.within(1, 4), *GENTLE)
+    if writer.flip(0.4):
+        writer.some_hooks(0.4, "fail")
     writer.some_faults("lose", writer.within(0, 4), 14)
     writer.some_faults("double", writer.within(0, 8), 14, lambda: writer.pick(0, 1, 20, 3000, 40_000))
     writer.some_faults("delay", writer.within(0, 5), 14, lambda: writer.pick(5, 200, 5000, 45_000, 100_000))
@@ -254,6 +278,10 @@ def deaths(writer: Writer) -> None:
     writer.some_pushes(writer.within(2, 6), "ok", "yield", "again", "fail", long=writer.flip(0.4))
     if writer.flip(0.4):
         writer.some_changes(writer.within(1, 4), *ROUGH)
+    if writer.flip(0.3):
+        writer.some_etas(writer.within(1, 2), "ok", "yield", "fail")
+    if writer.flip(0.5):
+        writer.some_hooks(0.5, "fail", "die")
     for role, most, below in (("child", 4, 40), ("beat", 3, 60), ("client", 2, 20)):
         if writer.flip(0.6):
             writer.some_faults(f"crash {role}", writer.within(1, most), below)
@@ -272,6 +300,8 @@ def outages(writer: Writer) -> None:
     writer.some_pushes(writer.within(2, 6), "ok", "yield", "again", "fail", long=True)
     if writer.flip(0.3):
         writer.some_changes(writer.within(1, 4), *ROUGH)
+    if writer.flip(0.5):
+        writer.some_etas(writer.within(1, 2), "ok", "yield", long=True)
     for _ in range(writer.within(0, 3)):
         writer.event(writer.when(), "away", **{"for": writer.pick(100, 3000, 22_000, 31_000, 60_000)})
     for _ in range(writer.within(0, 2)):
@@ -288,7 +318,35 @@ def outages(writer: Writer) -> None:
         )
     writer.some_faults("unheard", writer.within(0, 4), 40, lambda: writer.pick(0, 0, 5000, 45_000))
     writer.some_faults("conflict", writer.within(0, 3), 60)
-    writer.some_faults("double", writer.within(0, 2), 14, lambda: writer.pick(0, 5, 500, 30_000))
+    writer.some_faults("double", writer.within(0, 4), 14, lambda: writer.pick(0, 5, 500, 25_000, 35_000, 60_000))
+
+
+def returns(writer: Writer) -> None:
+    """Workers and children that were given up come back late, while others do their work."""
+    ordinary(writer)
+    plan = writer.plan
+    plan.horizon, plan.workers, plan.slots = 400_000, 2, writer.pick(1, 1, 2)
+    plan.settings = {}
+    writer.names = [writer.pick("plain/a", "full/f")]
+    if writer.flip(0.6):
+        writer.some_etas(writer.within(1, 2), "ok", "ok", "yield", long=True)
+    for _ in range(writer.within(1, 3)):
+        at, on = writer.when(0.1), writer.names[0]
+        script = [{"ms": writer.within(2000, 90_000), "end": writer.pick("ok", "fail", "yield", "again"), "delay": 1}]
+        script += [{"ms": writer.within(2000, 90_000), "end": writer.pick("ok", "fail")}] * 2
+        writer.push(
+            at, on, [*script, writer.step("ok")], task=writer.pick("work", "loop"), id=writer.pick("a", "b", "c")
+        )
+    for _ in range(writer.within(1, 4)):
+        who, both = writer.pick("worker", "worker", "child"), writer.flip(0.7)
+        event: dict[str, Any] = {"who": who, "index": writer.within(0, 1), "all": both}
+        event["for"] = writer.pick(24_000, 40_000, 70_000, 110_000, 160_000)
+        writer.event(writer.within(1000, 150_000), writer.pick("stall", "stall", "cut"), **event)
+    writer.some_faults("unheard child", writer.within(0, 2), 12, lambda: writer.pick(0, 35_000, 50_000, 80_000))
+    writer.some_faults("double", writer.within(0, 3), 10, lambda: writer.pick(0, 500, 25_000, 60_000, 100_000))
+    writer.some_faults("delay", writer.within(0, 2), 10, lambda: writer.pick(500, 25_000, 60_000))
+    if writer.flip(0.3):
+        writer.some_changes(writer.within(1, 3), "cancel", "reschedule", "destroy", "pause")
 
 
 def broker(writer: Writer) -> None:
@@ -336,9 +394,9 @@ def doomed(writer: Writer) -> None:
         on = writer.pick(*writer.names)
         script = writer.script("ok", "yield", "fail", steps=1)
         writer.push(writer.when(0.2), on, script, id=writer.pick("a", "b", "c", "d"), task="work")
-    if writer.flip(0.3):
-        on = writer.pick(*writer.names)
-        writer.plan.hooks[f"{on.partition('/')[2]} on_memory_limit"] = [writer.pick("die", "fail", "ok")] * 3
+    if "full/f" in writer.names and writer.flip(0.6):
+        which = writer.pick("on_memory_limit", "on_start", "on_alarm")
+        plan.hooks[f"f {which}"] = ["ok"] * writer.within(0, 2) + [writer.pick("die", "die", "fail")] * 3
 
 
 def suspects(writer: Writer) -> None:
@@ -410,7 +468,7 @@ def chaos(writer: Writer) -> None:
 
 PROFILES: dict[str, Callable[[Writer], None]] = {
     one.__name__: one
-    for one in (calm, messages, switches, deaths, outages, broker, doomed, suspects, deploys, windows, chaos)
+    for one in (calm, messages, switches, deaths, outages, returns, broker, doomed, suspects, deploys, windows, chaos)
 }
 
 

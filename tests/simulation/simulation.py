@@ -32,6 +32,7 @@ from celery_lifecycle import YIELD, Lifecycle, Reschedule
 from celery_lifecycle.beat import LifecycleScheduler
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import LifecycleError
+from celery_lifecycle.life import Life
 from celery_lifecycle.link import HEADER
 from celery_lifecycle.model import Why
 from celery_lifecycle.runner import Runner
@@ -111,10 +112,8 @@ class WorkerProcess(Process):
         self.simulation = simulation
         self.index = index
         self.lifecycle = simulation.lifecycle()
-        life: Any = object.__new__(celery_lifecycle.life.Life)
+        life = Life()
         life.instance = f"{self.name}-{simulation.world.digits('instance', 8)}"
-        life.draining = False
-        life.counter = SimpleNamespace(has_moved=lambda: simulation.world.draw("oom", 2) == 0)
         self.life = life
         self.draining_stored = False
         self.children: list[Child] = []
@@ -274,6 +273,16 @@ class Machine:
         return SimpleNamespace(nodename="simulated")
 
 
+class Counter:
+    """The kernel's count of processes killed for memory: moved or not, as the seed says."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def has_moved(self) -> bool:
+        return self._simulation.world.draw("oom", 2) == 0
+
+
 class Simulation:
     """Plays one plan. `run` raises the `Violation` that it finds, or what the code under test raised."""
 
@@ -328,7 +337,7 @@ class Simulation:
         p = celery_lifecycle
         patches = [
             (p.beat, "time", clock), (p.beat, "os", machine), (p.beat, "uuid", uuid),
-            (p.lifecycle, "time", clock),
+            (p.lifecycle, "time", clock), (p.life, "OomCounter", lambda: Counter(self)),
             (p.runner, "time", clock), (p.runner, "random", random),
             (p.worker, "time", clock), (p.worker, "os", machine), (p.worker, "_renewers", []),
             (p.worker, "running_links", self._running_links), (p.life, "_life", None),
@@ -546,6 +555,13 @@ class Simulation:
             for scheduler in self.schedulers:
                 wait = 20 + self.world.draw("poll", self.plan.poll)
                 scheduler._stopping.wake(wait)
+
+    def lost_answer(self) -> Any:
+        """None, or how long the process is cut off whose commit is not answered."""
+        process = self.world.process
+        mine = self.faults.hits(f"unheard {process.role}") if process is not None else None
+        anybodys = self.faults.hits("unheard")
+        return anybodys if mine is None else mine
 
     def unheard(self, label: str, cut: int) -> None:
         """The connection breaks at the commit, and for a while no other one is to be had."""
