@@ -21,6 +21,8 @@ from celery_lifecycle.model import Brief, Shipment
 BATCH = 200
 BODY_WITHOUT_CHAIN = '[[],{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 CONNECT_TIMEOUT = 1.0
+_HEADERS = ("root_id", "parent_id", "retries", "ignore_result")
+_LINK_OPTIONS = ("queue", "exchange", "routing_key", "priority", "time_limit", "soft_time_limit", "ignore_result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class Route:
     """Where the messages of one task go, as the app's router said once."""
 
     queue: str
-    exchange: str
-    routing_key: str
+    exchange: str | None
+    routing_key: str | None
     delivery_mode: Any
     entity: Queue
     headers: dict[str, Any]
@@ -104,11 +106,14 @@ class Sender:
         first, *rest = shipment.jobs
         options = json.loads(first.options_json) if first.options_json else {}
         route = self.route(first.task, options.get("queue"))
+        exchange, routing_key = address(
+            route.entity, options.get("exchange") or route.exchange, options.get("routing_key") or route.routing_key
+        )
         task_id = task_id_of(shipment, shipment.first_position, first)
         name = f"{shipment.ref}#{first.id}"
         headers = dict(route.headers, id=task_id, root_id=task_id, argsrepr=name)
         if options:
-            headers.update({key: options[key] for key in ("root_id", "parent_id", "retries") if options.get(key)})
+            headers.update({key: options[key] for key in _HEADERS if options.get(key)})
             if options.get("time_limit") or options.get("soft_time_limit"):
                 headers["timelimit"] = [options.get("time_limit"), options.get("soft_time_limit")]
             headers.update(options.get("headers") or {})
@@ -117,8 +122,8 @@ class Sender:
         chain.reverse()
         body: tuple[Any, ...] = ((), {}, {"callbacks": None, "errbacks": None, "chain": chain or None, "chord": None})
         message: dict[str, Any] = {
-            "exchange": route.exchange,
-            "routing_key": route.routing_key,
+            "exchange": exchange,
+            "routing_key": routing_key,
             "headers": headers,
             "content_type": "application/json",
             "content_encoding": "utf-8",
@@ -133,7 +138,7 @@ class Sender:
             self._declared.add(route.queue)
         if signals.before_task_publish.receivers:
             signals.before_task_publish.send(
-                sender=first.task, body=body, exchange=route.exchange, routing_key=route.routing_key,
+                sender=first.task, body=body, exchange=exchange, routing_key=routing_key,
                 declare=message.get("declare"), headers=headers, properties={"correlation_id": task_id},
                 retry_policy=None,
             )  # fmt: skip
@@ -147,7 +152,7 @@ class Sender:
             "headers": {**(options.get("headers") or {}), HEADER: rest_header(position, job)},
             "argsrepr": f"{shipment.ref}#{job.id}",
         }
-        for name in ("queue", "priority", "time_limit", "soft_time_limit"):
+        for name in _LINK_OPTIONS:
             if options.get(name) is not None:
                 settings[name] = options[name]
         return {"task": job.task, "args": [], "kwargs": {}, "options": settings, "immutable": True}
@@ -189,18 +194,20 @@ def make_route(app: Celery, task: str, queue: str | None) -> Route:
     entity = options.get("queue") or app.amqp.default_queue
     if isinstance(entity, str):
         entity = app.amqp.queues[entity]
-    exchange = entity.exchange
-    exchange_type = exchange.type if exchange is not None else "direct"
-    if exchange_type == "direct":
-        exchange_name, routing_key = "", entity.name
-    else:
-        exchange_name = options.get("exchange") or exchange.name
-        exchange_name = getattr(exchange_name, "name", exchange_name)
-        routing_key = options.get("routing_key") or entity.routing_key
+    exchange = options.get("exchange")
+    exchange = getattr(exchange, "name", exchange)
     # What a worker takes as absent or 0 when it is not there is left out: a third of the message is headers.
     headers = {"lang": "py", "task": task, "kwargsrepr": "{}", "origin": anon_nodename()}
-    delivery_mode = getattr(exchange, "delivery_mode", None) or app.conf.task_default_delivery_mode
-    return Route(entity.name, exchange_name, routing_key, delivery_mode, entity, headers)
+    delivery_mode = getattr(entity.exchange, "delivery_mode", None) or app.conf.task_default_delivery_mode
+    return Route(entity.name, exchange, options.get("routing_key"), delivery_mode, entity, headers)
+
+
+def address(entity: Queue, exchange: str | None, routing_key: str | None) -> tuple[str, str]:
+    """The exchange and routing key of a message for a queue, as Celery has them: straight into the queue where that will do."""
+    kind = entity.exchange.type if entity.exchange is not None else "direct"
+    if (not exchange or not routing_key) and kind == "direct":
+        return "", entity.name
+    return exchange or entity.exchange.name, routing_key or entity.routing_key
 
 
 def forward_chain(app: Celery, chain: Iterable[dict[str, Any]], root_id: str | None, parent_id: str) -> None:

@@ -175,7 +175,7 @@ class Lifecycle:
                 f"Task {name!r} is not a lifecycle task, and only those are run: define it with @lifecycle_job, or with"
                 " @app.task(base=LifecycleTask)."
             )
-        return known.lifecycle_target or Target(name)
+        return known.push_target
 
     def queue_of(self, task: str, queue: str | None) -> str:
         known = self._queues.get((task, queue))

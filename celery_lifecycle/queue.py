@@ -90,27 +90,36 @@ def same_call_id(draft: Draft) -> str:
     return "=" + hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def _settled(draft: Draft) -> Draft:
+    """Inside `on_start`, which runs often, a push without an id is one that is found again."""
+    run = current_run.get()
+    if run is None or not run.starting or draft.id is not None:
+        return draft
+    return replace(draft, id=same_call_id(draft), keep=True)
+
+
 def store_push(deployment: Deployment, draft: Draft) -> Job:
     """Store a draft in a transaction of its own; what is due at once is sent after the commit, without beat."""
-    run = current_run.get()
-    if run is not None and run.starting and draft.id is None:
-        draft = replace(draft, id=same_call_id(draft), keep=True)
+    draft, run = _settled(draft), current_run.get()
     claims = draft.due_at_once and deployment.has_room(draft.queue)
     pushed = deployment.store.jobs.push(draft, run.pusher if run else None, claims)
     if pushed.shipment is not None:
         deployment.send([pushed.shipment])
-    if pushed.job.sealed:
-        events.sealed_stays(pushed.job.object, pushed.job.id)
-    return pushed.job
+    return _told([pushed.job])[0]
 
 
 def store_drafted(deployment: Deployment, draft: Draft, session: Any = None, connection: Any = None) -> Job:
     """Store a draft: in the transaction of a session or connection if one is given, else in one of its own."""
-    if session is not None:
-        return push_in_session(deployment, session, [draft])[0]
-    if connection is not None:
-        return push_in_connection(deployment, connection, [draft])[0]
-    return store_push(deployment, draft)
+    if session is None and connection is None:
+        return store_push(deployment, draft)
+    return store_many(deployment, [draft], session, connection)[0]
+
+
+def _told(jobs: list[Job]) -> list[Job]:
+    for job in jobs:
+        if job.sealed:
+            events.sealed_stays(job.object, job.id)
+    return jobs
 
 
 class JobQueue:
@@ -222,11 +231,12 @@ def store_many(
     deployment: Deployment, drafts: Sequence[Draft], session: Any = None, connection: Any = None
 ) -> list[Job]:
     """Store many drafts in one transaction, locking their objects in (kind, name) order."""
+    drafts, run = [_settled(draft) for draft in drafts], current_run.get()
     if session is not None:
-        return push_in_session(deployment, session, drafts)
+        return _told(push_in_session(deployment, session, drafts))
     if connection is not None:
-        return push_in_connection(deployment, connection, drafts)
-    return deployment.store.jobs.push_many(drafts)
+        return _told(push_in_connection(deployment, connection, drafts))
+    return _told(deployment.store.jobs.push_many(drafts, run.pusher if run else None))
 
 
 def send_due(deployment: Deployment, ref: ObjectRef, queue: str) -> None:

@@ -195,6 +195,8 @@ class Runner:
     def _inside(self, begun: Begun, code: Code, starting: bool = False) -> Iterator[None]:
         job = begun.job
         pusher = Pusher(code.ref, job.id if job else ALARM, job.task if job else code.task, job.line if job else ALARM)
+        if starting:  # what `on_start` pushes does not come from the job that happens to be due
+            pusher = replace(pusher, task="")
         set_to = current_run.set(CurrentRun(self.deployment, pusher, starting, worker=self.worker.instance))
         try:
             yield

@@ -59,9 +59,10 @@ def push_in_connection(deployment: Deployment, connection: Connection, drafts: S
         connection.begin()
     run = current_run.get()
     with database.within(dbapi, connection.dialect) as tx:
+        pusher = run.pusher if run else None
         if len(drafts) == 1:
-            return [deployment.store.jobs.push_in(tx, drafts[0], run.pusher if run else None).job]
-        return deployment.store.jobs.push_many_in(tx, drafts)
+            return [deployment.store.jobs.push_in(tx, drafts[0], pusher).job]
+        return deployment.store.jobs.push_many_in(tx, drafts, pusher)
 
 
 def _listen(connection: Connection) -> None:

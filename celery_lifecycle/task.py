@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
@@ -22,7 +23,7 @@ from celery_lifecycle.model import ALARM, HOST, Job, ObjectRef, RetryPolicy, Why
 from celery_lifecycle.queue import Push, draft_of, store_many, store_push
 from celery_lifecycle.runner import Report
 from celery_lifecycle.sessions import push_in_connection, push_in_session
-from celery_lifecycle.task_schedules import TaskSchedules
+from celery_lifecycle.task_schedules import ONE_ATTEMPT, TaskSchedules
 from celery_lifecycle.timing.instants import delay_to_millis, from_millis, to_millis
 from celery_lifecycle.transitions.run import Action, Verdict
 
@@ -32,6 +33,9 @@ CodeFactory = Callable[[Deployment, ObjectRef], Code]
 _CANVAS = ("chain", "chord", "group_id", "group_index", "link", "link_error")
 _MESSAGE = (
     "queue",
+    "exchange",
+    "routing_key",
+    "ignore_result",
     "priority",
     "time_limit",
     "soft_time_limit",
@@ -138,7 +142,7 @@ class LifecycleTask(TaskSchedules, Task):
             return self.lifecycle_code(deployment, ref)
         return Code(
             self.name, ref, deployment.object(ref.kind, ref.name), deployment.target, self._call_plain,
-            limit=deployment.config.max_memory_strikes, retry=RetryPolicy(max_attempts=1), plain=True,
+            limit=deployment.config.max_memory_strikes, retry=ONE_ATTEMPT, plain=True,
             memory_limit=self.lifecycle_memory_limit,
         )  # fmt: skip
 
@@ -234,9 +238,12 @@ class LifecycleTask(TaskSchedules, Task):
             kept["expires_ms"] = self._expires_ms(expires)
         payload = {"args": list(args), "kwargs": dict(kwargs)}
         at, delay = self._eta(eta), None if eta is not None else countdown
-        target = Target(self.name, HOST, queue=_name_of(kept.pop("queue", None)))
+        kept["exchange"] = _name_of(kept.get("exchange"))
+        kept = {key: value for key, value in kept.items() if value is not None}
+        target = replace(self.push_target, owner=HOST, queue=_name_of(kept.pop("queue", None)))
         push = Push(self.name, at, delay, payload, task_id)
-        draft = draft_of(self.app.lifecycle, ObjectRef(self.name, task_id), HOST, target, push, options=kept)
+        ref = ObjectRef(validate.kind(self.name), task_id)
+        draft = draft_of(self.app.lifecycle, ref, HOST, target, push, options=kept)
         store_push(self.app.lifecycle, draft)
         result = self.AsyncResult(task_id)
         if parent is not None and options.get("add_to_parent", True):
@@ -329,7 +336,7 @@ class LifecycleTask(TaskSchedules, Task):
 
     def _own_object(self, push: Push) -> Any:
         run = current_run.get()
-        target = self.lifecycle_target or Target(self.name)
+        target = self.push_target
         if push.id is not None:
             job_id = validate.name(push.id, "id")
         elif run is not None and run.starting:

@@ -25,6 +25,8 @@ from celery_lifecycle.schedules import (
 )
 from celery_lifecycle.timing.spec import DEFAULT_MISFIRE_LIMIT, Delay, Misfire, ScheduleSpec, ScheduleType
 
+ONE_ATTEMPT = RetryPolicy(max_attempts=1)
+
 
 class TaskSchedules:
     """The schedules of one task: kind is the task's name, the object's name is the schedule's id."""
@@ -32,6 +34,11 @@ class TaskSchedules:
     name: str
     app: Any
     lifecycle_target: Target | None
+
+    @property
+    def push_target(self) -> Target:
+        """How it is pushed: an ordinary task has one attempt, unless the push says more."""
+        return self.lifecycle_target or Target(self.name, retry=ONE_ATTEMPT)
 
     def schedule(
         self,
@@ -101,7 +108,7 @@ class TaskSchedules:
     def _schedule(
         self, spec: ScheduleSpec, payload: Any, policy: Policy, session: Any, connection: Any
     ) -> Schedule:  # fmt: skip
-        target = self.lifecycle_target or Target(self.name)
+        target = self.push_target
         draft = drafted(
             self.app.lifecycle, ObjectRef(validate.kind(self.name), "?"), SCHEDULER, target, spec, payload, policy
         )

@@ -191,17 +191,17 @@ class Jobs:
             held.state = held.state.but(sealed=False)
         return None
 
-    def push_many(self, drafts: Sequence[Draft]) -> list[Job]:
+    def push_many(self, drafts: Sequence[Draft], pusher: Pusher | None = None) -> list[Job]:
         """Store many jobs in one transaction, locking their objects in (kind, name) order; what is due is left to beat."""
-        return self.database.run(self.push_many_in, drafts)
+        return self.database.run(self.push_many_in, drafts, pusher)
 
-    def push_many_in(self, tx: Tx, drafts: Sequence[Draft]) -> list[Job]:
+    def push_many_in(self, tx: Tx, drafts: Sequence[Draft], pusher: Pusher | None = None) -> list[Job]:
         """`push_many` as part of a transaction that is under way."""
         pushed = self._push_new(tx, drafts) if tx.sql.takes_arrays else {}
         order = sorted(range(len(drafts)), key=lambda index: (drafts[index].ref.kind, drafts[index].ref.name))
         for index in order:
             if index not in pushed:
-                pushed[index] = self.push_in(tx, drafts[index]).job
+                pushed[index] = self.push_in(tx, drafts[index], pusher).job
         return [pushed[index] for index in range(len(drafts))]
 
     def _push_new(self, tx: Tx, drafts: Sequence[Draft]) -> dict[int, Job]:

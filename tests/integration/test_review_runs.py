@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
+from kombu import Exchange, Queue
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
-from celery_lifecycle import Lifecycle, LifecycleObject, RetryPolicy, lifecycle_job
+from celery_lifecycle import Lifecycle, LifecycleObject, ObjectRef, Push, RetryPolicy, lifecycle_job
+from celery_lifecycle.errors import NameInvalid
 from celery_lifecycle.task import LifecycleTask
 from celery_lifecycle.testing import Harness
 
@@ -273,3 +277,120 @@ def test_an_alarm_that_died_once_and_then_works_leaves_no_row(harness: Harness, 
     harness.advance(120)
     assert world.called == ["on_alarm", "on_alarm"]
     assert harness.lifecycle.store.objects.find_many() == []
+
+
+# --- what on_start pushes, what ordinary tasks keep
+
+
+@pytest.mark.parametrize("how", ["push_many", "session", "session of many"])
+def test_whatever_on_start_pushes_without_an_id_is_there_once(harness: Harness, world: World, how: str) -> None:
+    """C04 by the other ways to push."""
+    engine = create_engine(harness.lifecycle.config.url)
+
+    def start(thing: Any) -> None:
+        later = {"fn": "go", "delay": 3600, "payload": {"n": 1}}
+        if how == "push_many":
+            thing.jobs.push_many([Push(**later), Push("go", delay=3600)])
+            return
+        with Session(engine) as session:
+            if how == "session":
+                thing.jobs.push(**later, session=session)
+            else:
+                thing.jobs.push_many([Push(**later), Push("go", delay=3600)], session=session)
+            session.commit()
+
+    world.start = start
+    thing = world.Thing("a")
+    for _ in range(5):
+        thing.jobs.push("go", id="now")
+        harness.run_due()
+    engine.dispose()
+    assert len(thing.jobs.list()) == (1 if how == "session" else 2)
+
+
+def test_an_eta_task_over_its_time_limit_is_not_tried_again(harness: Harness, lifecycle: Lifecycle) -> None:
+    """As any failure of it: an ordinary task has one attempt, unless it asks for another."""
+    later = plain_task(lifecycle, lambda: None)
+    result = later.apply_async(countdown=60)
+    assert lifecycle.store.jobs.list(ObjectRef("later", result.id), None)[0].retry.max_attempts == 1
+    job = later.push(delay=60)
+    assert job.retry.max_attempts == 1
+    assert lifecycle.object("any", "a").jobs.push("later", delay=60).retry.max_attempts == 1
+
+
+def test_an_eta_task_keeps_where_it_was_to_go_and_whether_its_result_is_wanted(
+    harness: Harness, lifecycle: Lifecycle
+) -> None:
+    later = plain_task(lifecycle, lambda: None)
+    lifecycle.app.conf.task_queues = [
+        Queue("celery"), Queue("slow", Exchange("jobs", type="topic"), routing_key="jobs.slow.#")
+    ]  # fmt: skip
+    later.apply_async(countdown=60, ignore_result=True)
+    later.apply_async(countdown=60, exchange="jobs", routing_key="jobs.slow.now")
+    harness._now_ms += 60_000
+    harness.tick()
+    first, second = harness.messages
+    assert first.headers["ignore_result"] is True
+    assert second.queue == "jobs.slow.now"
+
+
+def test_a_task_whose_name_can_be_no_kind_is_refused_before_anything_is_stored(
+    harness: Harness, lifecycle: Lifecycle
+) -> None:
+    @lifecycle.app.task(base=LifecycleTask, name="what ever!", shared=False)
+    def odd() -> None: ...
+
+    with pytest.raises(NameInvalid, match="kind 'what ever!'"):
+        odd.apply_async(countdown=5)
+
+
+# --- lines
+
+
+def test_a_job_that_pushes_new_ids_by_push_many_and_dies_is_sealed(harness: Harness, world: World) -> None:
+    """D30 by the other way to push."""
+
+    def dies(ctx: Any) -> None:
+        ctx.jobs.push_many([Push("go", id=f"{len(world.called)}a"), Push("go", id=f"{len(world.called)}b")])
+        harness.die()
+
+    world.does = dies
+    plain = world.Plain("a")
+    plain.jobs.push("go", id="root")
+    harness.advance(7200)
+    assert len(harness.started()) == 3
+    assert plain.jobs.list() == []
+
+
+def test_push_many_from_inside_a_run_does_not_bring_a_sealed_job_back(harness: Harness, world: World) -> None:
+    def does(ctx: Any) -> None:
+        if ctx.job.id == "bad":
+            harness.die()
+        if ctx.job.id == "good":
+            return
+        given = ctx.jobs.push_many([Push("go", id="bad"), Push("go", id="good")])
+        world.called += [f"{job.id} is sealed" for job in given if job.sealed]
+
+    world.does = does
+    plain = world.Plain("a")
+    plain.jobs.push("go", id="bad")
+    harness.advance(3600)
+    plain.jobs.push("go", id="other")
+    harness.advance(10)
+    harness.assert_dead(plain, "bad", reason="sealed")
+    assert "bad is sealed" in world.called
+    assert len(harness.started("bad")) == 3
+
+
+def test_what_on_start_pushes_is_of_no_line_of_the_job_that_was_due(harness: Harness, world: World) -> None:
+    def does(ctx: Any) -> None:
+        if ctx.job.id == "bad":
+            harness.die()
+
+    world.does = does
+    world.start = lambda thing: thing.jobs.push("go", id="maintain", delay=86_400)
+    thing = world.Thing("a")
+    thing.jobs.push("go", id="bad")
+    harness.advance(3600)
+    harness.assert_dead(thing, "bad", reason="sealed")
+    assert [job.id for job in thing.jobs.list()] == ["maintain"]
