@@ -10,6 +10,7 @@ import pytest
 from celery_lifecycle.errors import LockTimeout
 from celery_lifecycle.model import ObjectRef, Phase
 from celery_lifecycle.store.database import Conflict
+from celery_lifecycle.store.entries import EntryRun
 from celery_lifecycle.store.unit import lock_by_name
 from celery_lifecycle.store.workers import Running
 from celery_lifecycle.transitions.run import Worker
@@ -86,28 +87,21 @@ def test_beats_that_claim_at_once_take_each_object_once(tables, database):
     assert sorted(claimed) == [ref.name for ref in carts(100)]
 
 
-def test_an_occurrence_of_an_ordinary_entry_runs_once_and_a_failed_publish_loses_none(tables):
+@SERVERS
+def test_an_occurrence_of_an_ordinary_entry_is_claimed_by_one_beat_and_the_other_does_not_wait(tables):
     """C26"""
     one, two, _ = tables
-    one.store.beats.add_entry("hourly", 1000)
-    two.store.beats.add_entry("hourly", 5000)
-    seen = two.store.beats.entries()["hourly"]
-    assert seen.last_run_ms == 1000
-    published: list[str] = []
-
-    def fails() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        one.store.beats.run_entry("hourly", seen, 2000, fails)
-    calls = [
-        Call(lambda t=t, name=name: t.store.beats.run_entry("hourly", seen, 2000, lambda: published.append(name)))
-        for t, name in ((one, "one"), (two, "two"))
-    ]
-    came = [call.result() for call in calls]
-    assert sorted(came) == [False, True]
-    assert len(published) == 1
-    assert one.store.beats.entries()["hourly"].total == 1
+    seen = one.store.entries.add("shop", "hourly", EntryRun(1000, 0))
+    assert two.store.entries.add("shop", "hourly", EntryRun(5000, 9)) == seen
+    with Gate(one).holding(lambda: one.store.entries.claim("shop", "hourly", seen, "beat-1")) as first:
+        assert two.store.entries.claim("shop", "hourly", seen, "beat-2") is False
+    assert first.result() is True
+    assert two.store.entries.claim("shop", "hourly", seen, "beat-2") is False
+    one.store.entries.release("shop", "hourly", "beat-1")
+    assert two.store.entries.claim("shop", "hourly", seen, "beat-2") is True
+    assert two.store.entries.record("shop", "hourly", seen, 2000) is True
+    assert one.store.entries.record("shop", "hourly", seen, 2000) is False
+    assert one.store.entries.claim("shop", "hourly", seen, "beat-1") is False
 
 
 @SERVERS
