@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,13 @@ from celery_lifecycle.model import Brief, Shipment
 
 BATCH = 200
 BODY_WITHOUT_CHAIN = '[[],{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
-CONNECT_TIMEOUT = 1.0
+SEND_TIMEOUT = 1.0
+AWAY_FOR = 0.1  # threads that have waited for one that failed do not each try in their turn
+# A broker that is there but says nothing must not hold its sender either: neither a push nor a tick of beat.
+_TIMEOUTS = {
+    "redis": {"socket_timeout": SEND_TIMEOUT, "socket_connect_timeout": SEND_TIMEOUT},
+    "amqp": {"read_timeout": SEND_TIMEOUT, "write_timeout": SEND_TIMEOUT},
+}
 _HEADERS = ("root_id", "parent_id", "retries", "ignore_result")
 _LINK_OPTIONS = ("queue", "exchange", "routing_key", "priority", "time_limit", "soft_time_limit", "ignore_result")
 
@@ -58,6 +65,7 @@ class Sender:
         self._connection: Connection | None = None
         self._producer: Producer | None = None
         self._pid = 0
+        self._away_until = 0.0
 
     def send(self, shipments: Sequence[Shipment]) -> list[Shipment]:
         """Publish one message per shipment; those that could not be published come back, to be released.
@@ -73,6 +81,8 @@ class Sender:
 
     def _send_batch(self, shipments: Sequence[Shipment]) -> list[Shipment]:
         failed: list[Shipment] = []
+        if time.monotonic() < self._away_until:
+            return list(shipments)
         try:
             producer = self._ready_producer()
             with producer.batch(max_size=BATCH):
@@ -168,24 +178,33 @@ class Sender:
         if self._producer is None or self._pid != os.getpid():
             self._pid = os.getpid()
             self._declared.clear()
-            connection = self.app.connection_for_write(connect_timeout=CONNECT_TIMEOUT)
-            connection.ensure_connection(max_retries=1, timeout=CONNECT_TIMEOUT, interval_start=0)
+            kind = self.app.connection_for_write().transport.driver_type
+            connection = self.app.connection_for_write(
+                connect_timeout=SEND_TIMEOUT, transport_options=_TIMEOUTS.get(kind, {})
+            )
+            connection.ensure_connection(max_retries=1, timeout=SEND_TIMEOUT, interval_start=0)
             self._connection = connection
             self._producer = self.app.amqp.Producer(connection.default_channel, auto_declare=False)
         return self._producer
 
     def reset(self) -> None:
-        """Drop the connection; the next send makes a new one."""
+        """Drop a broken connection without a word to the broker; a send makes a new one, but not at once."""
+        self._away_until = time.monotonic() + AWAY_FOR
+        self._drop(Connection.collect)
+
+    def close(self) -> None:
+        """Close the connection; the next send makes a new one."""
+        self._drop(Connection.release)
+
+    def _drop(self, end: Callable[[Connection], Any]) -> None:
         with self._lock:
             connection, self._connection, self._producer = self._connection, None, None
             self._declared.clear()
             if connection is not None and self._pid == os.getpid():
                 try:
-                    connection.release()
+                    end(connection)
                 except Exception as error:  # a broken connection may break once more while it is closed
                     events.close_failed(error)
-
-    close = reset
 
 
 def make_route(app: Celery, task: str, queue: str | None) -> Route:
