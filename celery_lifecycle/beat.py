@@ -42,7 +42,6 @@ class LifecycleScheduler(Scheduler):
         self._stopping = threading.Event()
         self._failures = 0
         self._held_until: dict[str, float] = {}
-        self._sent: dict[str, tuple[float, int]] = {}
         self._told = 0.0
         self._looked = 0.0
         self._doubts: dict[tuple[str, str], int] = {}
@@ -124,7 +123,8 @@ class LifecycleScheduler(Scheduler):
                 return 3600.0 if next_wake is None else next_wake
 
     def _next_wake(self, queue: str, heads: Heads) -> float:
-        room = self._room(queue) > 0
+        assert self._lifecycle is not None
+        room = self._lifecycle.window.room(queue) > 0
         alarms = [heads.idle if room else None, heads.sent, heads.open]
         held = max(0.0, self._held_until.get(queue, 0.0) - time.monotonic())
         return min([max((alarm - heads.now) / 1000, held) for alarm in alarms if alarm is not None], default=3600.0)
@@ -139,7 +139,7 @@ class LifecycleScheduler(Scheduler):
         for phase, alarm in ((Phase.OPEN, heads.open), (Phase.SENT, heads.sent), (Phase.IDLE, heads.idle)):
             if alarm is None or alarm > heads.now:
                 continue
-            limit = min(batch, self._room(queue)) if phase is Phase.IDLE else batch
+            limit = min(batch, self._lifecycle.window.room(queue)) if phase is Phase.IDLE else batch
             if limit <= 0:
                 continue
             claimed = self._lifecycle.store.claims.claim(queue, phase, limit)
@@ -147,22 +147,12 @@ class LifecycleScheduler(Scheduler):
             for object_id in claimed.lost:
                 self._rescue(object_id)
             if phase is Phase.IDLE:
-                at, count = self._sent.get(queue, (0.0, 0))
-                self._sent[queue] = (at, count + sent)
+                self._lifecycle.window.take(queue, sent)
             if sent < len(claimed.shipments):
                 self._held_until[queue] = time.monotonic() + 0.2
                 return False
             more |= claimed.rows >= limit
         return more
-
-    def _room(self, queue: str) -> int:
-        """Places left in a queue's dispatch window; counted at most once a second."""
-        assert self._lifecycle is not None
-        at, count = self._sent.get(queue, (0.0, 0))
-        if time.monotonic() - at > 1.0:
-            at, count = time.monotonic(), self._lifecycle.store.claims.count_sent(queue)
-            self._sent[queue] = (at, count)
-        return self._lifecycle.config.dispatch_window - count
 
     def _rescue(self, object_id: int) -> None:
         from celery_lifecycle.worker import tell

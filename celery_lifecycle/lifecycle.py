@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import tzinfo
@@ -27,9 +26,9 @@ from celery_lifecycle.objects import LifecycleObject, shared_kinds
 from celery_lifecycle.runner import Runner
 from celery_lifecycle.store import Store
 from celery_lifecycle.task import LifecycleTask, classify
+from celery_lifecycle.window import DispatchWindow
 
 BACKLOG = 10
-COUNT_FOR = 1.0
 MAX_BACK_OFF_MS = 1000
 
 
@@ -58,7 +57,7 @@ class Lifecycle:
         self._sender: Sender | None = None
         self._runner: Runner | None = None
         self._runner_pid = 0
-        self._sent: dict[str, tuple[float, int]] = {}
+        self._window: DispatchWindow | None = None
         self._queues: dict[tuple[str, str | None], str] = {}
         self._back_off_ms = 50
         app.lifecycle = self
@@ -189,12 +188,17 @@ class Lifecycle:
         """Whether the dispatch window has room for one more chain; counted at most once a second. Eager apps send nothing."""
         if self.app.conf.task_always_eager:
             return False
-        at, sent = self._sent.get(queue, (0.0, 0))
-        if time.monotonic() - at > COUNT_FOR:
-            at, sent = time.monotonic(), self.store.claims.count_sent(queue)
-        has_room = sent < self.config.dispatch_window
-        self._sent[queue] = (at, sent + has_room)
-        return has_room
+        if self.window.room(queue) <= 0:
+            return False
+        self.window.take(queue, 1)
+        return True
+
+    @property
+    def window(self) -> DispatchWindow:
+        """The dispatch window as this process sees it."""
+        if self._window is None:
+            self._window = DispatchWindow(self.store.claims, self.config.dispatch_window)
+        return self._window
 
     def send(self, shipments: Sequence[Shipment]) -> int:
         """Send chains that are on record as sent; what can't be sent is released. Never raises. Returns how many went out."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import time
 import traceback
 from collections import OrderedDict
@@ -20,8 +19,6 @@ from celery_lifecycle.deployment import CurrentRun, Deployment, current_run
 from celery_lifecycle.errors import (
     DatabaseUnavailable,
     Fenced,
-    LifecycleError,
-    OutcomeInvalid,
     OutOfMemory,
     StartFailed,
 )
@@ -29,30 +26,26 @@ from celery_lifecycle.masking import is_time_limit, masked
 from celery_lifecycle.model import (
     ALARM,
     HOOK_PREFIX,
-    YIELD,
     AlarmInfo,
     Cause,
     Job,
     Link,
     MemoryLimitContext,
-    Reschedule,
     Shipment,
     Why,
     _utc,
 )
-from celery_lifecycle.queue import JobQueue, when
+from celery_lifecycle.outcome import Classify, decide, tell_finished, told_of
+from celery_lifecycle.queue import JobQueue
 from celery_lifecycle.storage import RunStorage
 from celery_lifecycle.store.database import Disconnected
-from celery_lifecycle.store.ends import Ended
 from celery_lifecycle.store.jobs import Pusher
 from celery_lifecycle.store.runs import Begun, Calling, Finished
-from celery_lifecycle.timing.backoff import full_jitter
 from celery_lifecycle.timing.instants import to_millis
 from celery_lifecycle.transitions.run import Action, Verdict, Worker
 
 T = TypeVar("T")
 RETRY_DATABASE = 0.5
-Classify = Callable[[BaseException, int], "Verdict | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +211,7 @@ class Runner:
                 cause = Cause.MEMORY_LIMIT if code.memory_limit is not None else Cause.MEMORY_ERROR
                 return self._out_of_memory(link, code, error, cause)
             with masked():
-                verdict, error = self._decide(code, ctx, value, error, begun.now)
+                verdict, error = decide(code, ctx, value, error, self.classify, begun.now)
                 if is_time_limit(error) or not self._holds(verdict):
                     return self._finish(link, code, begun, job, ctx, verdict, value, error)
                 if not self._attempted(link, begun.token, job, attempt):
@@ -286,38 +279,6 @@ class Runner:
         finally:
             current_run.reset(set_to)
 
-    def _decide(
-        self, code: Code, ctx: JobContext, value: Any, error: BaseException | None, started: int
-    ) -> tuple[Verdict, BaseException | None]:
-        """One decision about the ended attempt, made of what the job returned or raised."""
-        if error is None:
-            try:
-                return replace(verdict_of(value, code.plain), started_ms=started), None
-            except LifecycleError as invalid:
-                error = invalid
-                told = "".join(traceback.format_exception(invalid))
-                dead = Verdict(Action.DEAD, why=Why.FAILED, error=repr(invalid), traceback=told)
-                return replace(dead, started_ms=started), error
-        known = self.classify(error, ctx.attempt)
-        if known is not None:
-            return replace(known, started_ms=started), error
-        policy = ctx.job.retry if ctx.job.retry_json else code.retry
-        if ctx.attempt < policy.max_attempts:
-            delay = full_jitter(ctx.attempt, policy.base_delay, policy.max_delay, random.random())
-            return Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt), error
-        return replace(self._given_up(code, ctx, error), started_ms=started), error
-
-    def _given_up(self, code: Code, ctx: JobContext, error: BaseException) -> Verdict:
-        told = "".join(traceback.format_exception(error))
-        dead = Verdict(Action.DEAD, why=Why.FAILED, error=repr(error), traceback=told)
-        if code.on_error is None:
-            return dead
-        try:
-            return replace(verdict_of(code.on_error(ctx, error), False), clean=False)
-        except Exception as raised:  # whatever a user's hook throws must not break the run
-            events.hook_failed(code.ref, "on_job_error", raised)
-            return dead
-
     def _finish(
         self, link: Link, code: Code, begun: Begun, job: Job, ctx: JobContext, verdict: Verdict, value: Any,
         error: BaseException | None,
@@ -327,7 +288,7 @@ class Runner:
         done = self._stored(link.task_id, lambda: runs.finish(link, begun.token, verdict, writes))
         if not done.accepted:
             return self._fenced(code.ref, job.id)
-        self._tell(code, job, ctx, verdict, done, error)
+        tell_finished(code.ref, job, ctx.attempt, verdict, done, error)
         self._follow_up(done.shipment)
         name = {Action.COMPLETE: "complete", Action.DEAD: "complete", Action.AGAIN: "reschedule"}.get(
             verdict.action, verdict.action.value
@@ -343,34 +304,6 @@ class Runner:
             value=value,
             completed=verdict.action in (Action.COMPLETE, Action.DEAD) and not done.discarded,
         )
-
-    def _tell(
-        self,
-        code: Code,
-        job: Job,
-        ctx: JobContext,
-        verdict: Verdict,
-        done: Finished,
-        error: BaseException | None,
-    ) -> None:
-        ref = code.ref
-        if done.discarded:
-            events.discarded(ref, job.id)
-            return
-        if done.dropped:
-            events.misfired(ref, job.id, done.dropped)
-        if done.skipped:
-            events.skipped_intervals(ref, job.id, done.skipped)
-        if verdict.action is Action.COMPLETE:
-            events.completed(ref, job.id, ctx.attempt)
-        elif verdict.action is Action.YIELD:
-            events.yielded(ref, job.id)
-        elif verdict.action is Action.DEAD:
-            events.died(ref, job.id, verdict.why or Why.FAILED, error)
-        elif verdict.action is Action.AGAIN and error is not None:
-            events.retrying(ref, job.id, ctx.attempt, verdict.delay_ms / 1000, error)
-        if verdict.action is Action.RESCHEDULE or (done.due_ms is not None and job.schedule_json):
-            events.rescheduled(ref, job.id, done.due_ms)
 
     def _unknown_owner(self, link: Link, begun: Begun, job: Job) -> Report:
         ends = self.deployment.store.ends
@@ -463,39 +396,5 @@ class Runner:
         return Report({}, error=OutOfMemory(told_of(ended)), again_ms=again)
 
 
-def told_of(ended: Ended) -> str:
-    """What became of a death, in words, for whoever meets it in Flower."""
-    name = f"{ended.ref}#{ended.flight.job}"
-    context = ended.context
-    if context is None:
-        return f"{name} is put back." if ended.put_back else f"{name} was stopped."
-    if context.sealed:
-        return f"{name} died of memory or with its process ({context.cause}) for the {context.strikes}. time: sealed."
-    return (
-        f"{name} died of memory or with its process ({context.cause}): strike {context.strikes} of {context.limit},"
-        f" next try not before {context.next_time}."
-    )
-
-
 def _at(ms: int | None) -> datetime | None:
     return None if ms is None else _utc(ms)
-
-
-def verdict_of(value: Any, plain: bool) -> Verdict:
-    """The decision that an outcome stands for.
-
-    Raises:
-        OutcomeInvalid: it is no outcome (and `plain`, which allows any value, is False).
-    """
-    if value is YIELD:
-        return Verdict(Action.YIELD)
-    if isinstance(value, Reschedule):
-        if (value.at is None) == (value.delay is None):
-            raise OutcomeInvalid(f"{value!r}: give exactly one of delay= and at=.")
-        at_ms, delay_ms = when(value.at, value.delay)
-        return Verdict(Action.RESCHEDULE, at_ms=at_ms, delay_ms=delay_ms, clean=True)
-    if value is None or plain:
-        return Verdict(Action.COMPLETE, clean=True)
-    raise OutcomeInvalid(
-        f"A lifecycle job returned {str(value)[:80]!r} ({type(value).__name__}): return None, Reschedule(…) or YIELD."
-    )

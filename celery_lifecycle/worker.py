@@ -20,7 +20,7 @@ from celery_lifecycle.errors import ConfigurationError, LifecycleError, SchemaOu
 from celery_lifecycle.life import begin_life, this_life, what_ended
 from celery_lifecycle.link import HEADER, link_of
 from celery_lifecycle.model import Link, ObjectRef, Why
-from celery_lifecycle.runner import told_of
+from celery_lifecycle.outcome import told_of
 from celery_lifecycle.store.ends import End, Ended
 from celery_lifecycle.store.workers import Running
 from celery_lifecycle.task import LifecycleTask

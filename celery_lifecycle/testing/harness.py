@@ -25,7 +25,7 @@ from celery_lifecycle.timing.instants import MAX_MILLIS, delay_to_millis, from_m
 
 STUCK_STEP_MS = 200
 LOOK_EVERY_MS = round(LOOK_AT_HOLDS_EVERY * 1000)
-_SWAPPED = ("_config", "_store", "_database_id", "_sender", "_runner", "_runner_pid", "_sent", "_queues")
+_SWAPPED = ("_config", "_store", "_database_id", "_sender", "_runner", "_runner_pid", "_window", "_queues")
 
 
 class HarnessError(LifecycleError, AssertionError):
@@ -121,7 +121,7 @@ class Harness:
         for name in _SWAPPED:
             exits.callback(setattr, lifecycle, name, getattr(lifecycle, name))
         lifecycle._config, lifecycle._store, lifecycle._database_id = config, store, None
-        lifecycle._sent, lifecycle._queues = {}, {}
+        lifecycle._window, lifecycle._queues = None, {}
         lifecycle._sender = ListSender(app, lifecycle.database_id, self._producer)
         exits.callback(setattr, app.conf, "task_always_eager", app.conf.task_always_eager)
         app.conf.task_always_eager = False

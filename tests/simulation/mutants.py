@@ -21,6 +21,7 @@ CHAIN, RUN, DERIVE = f"{P}.transitions.chain", f"{P}.transitions.run", f"{P}.tra
 CLAIMS, RUNS, ENDS, JOBS = f"{P}.store.claims", f"{P}.store.runs", f"{P}.store.ends", f"{P}.store.jobs"
 UNIT, SQL, WORKERS, BREAKER = f"{P}.store.unit", f"{P}.store.sql", f"{P}.store.workers", f"{P}.breaker"
 BEAT, TASK, RUNNER, LIFE, LIFECYCLE = f"{P}.beat", f"{P}.task", f"{P}.runner", f"{P}.life", f"{P}.lifecycle"
+WINDOW, OUTCOME = f"{P}.window", f"{P}.outcome"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,6 @@ MUTANTS = (
     one("a refused chain leaves its dispatch", RUN, "open_run", "state.dispatch == link.dispatch", "False"),
     one("begin forgets that it has begun", RUNS, "Runs._begin", "again and _is_begun(held.state, link, worker)", "False"),
     one("finish without token", RUN, "may_finish", "state.token == token", "state.token is not None"),
-    one("finish without step", RUN, "may_finish", "state.step == link.position + 1", "True"),
     Mutant(
         "finish without step and task id",
         (
@@ -93,7 +93,6 @@ MUTANTS = (
     one("patience ignores the queue", CHAIN, "patience", "2 * state.queue_wait", "0"),
     one("sendings are forgotten at open", RUN, "open_run", "token=token, step=0,", "token=token, step=0, sent_count=0,"),
     one("a claim with nothing due leaves the dispatch", CHAIN, "dispatch", "replace(state, dispatch=None, sent_until=None)", "state"),
-    one("a dispatch beside a run", CHAIN, "dispatch", "state.token is not None", "False"),
     Mutant(
         "a pusher claims beside a run",
         (
@@ -102,15 +101,16 @@ MUTANTS = (
         ),
     ),
     one("a pusher sends again what is on its way", JOBS, "Jobs.push_in", "and state.dispatch is None", ""),
-    one("no window", BEAT, "LifecycleScheduler._dispatch_queue", "min(batch, self._room(queue)) if phase is Phase.IDLE else batch", "batch"),
+    one("no window", BEAT, "LifecycleScheduler._dispatch_queue", "min(batch, self._lifecycle.window.room(queue)) if phase is Phase.IDLE else batch", "batch"),
     Mutant(
         "one window for all queues",
         (
-            Change(BEAT, "LifecycleScheduler._room", "self._sent.get(queue", "self._sent.get(''"),
-            Change(BEAT, "LifecycleScheduler._room", "count_sent(queue)", "count_sent('celery')"),
-            Change(BEAT, "LifecycleScheduler._room", "self._sent[queue]", "self._sent['']"),
-            Change(BEAT, "LifecycleScheduler._dispatch_queue", "self._sent.get(queue", "self._sent.get(''"),
-            Change(BEAT, "LifecycleScheduler._dispatch_queue", "self._sent[queue]", "self._sent['']"),
+            Change(WINDOW, "DispatchWindow.room", "self._taken.get(queue", "self._taken.get(''"),
+            Change(WINDOW, "DispatchWindow.room", "queue not in self._taken", "'' not in self._taken"),
+            Change(WINDOW, "DispatchWindow.room", "count_sent(queue)", "count_sent('celery')"),
+            Change(WINDOW, "DispatchWindow.room", "self._taken[queue]", "self._taken['']"),
+            Change(WINDOW, "DispatchWindow.take", "self._taken.get(queue", "self._taken.get(''"),
+            Change(WINDOW, "DispatchWindow.take", "self._taken[queue]", "self._taken['']"),
         ),
     ),
     one("due order by id", DERIVE, "due_links", "key=lambda job: job.place", "key=lambda job: job.id"),
@@ -169,8 +169,8 @@ MUTANTS = (
     one("no lines", JOBS, "Jobs._made", "pusher.line if follows and pusher else job_id", "job_id"),
     one("a seal leaves the line", BREAKER, "strike", "job.line == flight.line or job.recovery_loop or job is struck", "job is struck"),
     one("a recovery loop is not slowed", BREAKER, "strike", "job is not struck and not job.recovery_loop", "job is not struck"),
-    one("a yield clears", RUNNER, "verdict_of", "Verdict(Action.YIELD)", "Verdict(Action.YIELD, clean=True)"),
-    one("a failure clears", RUNNER, "Runner._decide", "Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt)", "Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt, clean=True)"),
+    one("a yield clears", OUTCOME, "verdict_of", "Verdict(Action.YIELD)", "Verdict(Action.YIELD, clean=True)"),
+    one("a failure clears", OUTCOME, "decide", "Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt)", "Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt, clean=True)"),
     one("any clean end clears all lines", BREAKER, "cleared", "entry = known.get(line)", "known.clear()\n    entry = None\n    return None"),
     one("no clean end clears", RUN, "finish", "if verdict.clean:", "if False:"),
     one("a sealed job comes back from inside", JOBS, "Jobs._sealed", "same and pusher is not None and pusher.ref == ref", "False"),

@@ -20,6 +20,7 @@ import celery_lifecycle.events
 import celery_lifecycle.life
 import celery_lifecycle.lifecycle
 import celery_lifecycle.memory
+import celery_lifecycle.outcome
 import celery_lifecycle.queue
 import celery_lifecycle.runner
 import celery_lifecycle.store
@@ -27,6 +28,7 @@ import celery_lifecycle.store.ends
 import celery_lifecycle.store.jobs
 import celery_lifecycle.store.unit
 import celery_lifecycle.task
+import celery_lifecycle.window
 import celery_lifecycle.worker
 from celery_lifecycle import YIELD, Lifecycle, Reschedule
 from celery_lifecycle.beat import LifecycleScheduler
@@ -44,7 +46,7 @@ from tests.simulation import application
 from tests.simulation.broker import Broker, SimSender
 from tests.simulation.checks import Checker
 from tests.simulation.clients import Clients
-from tests.simulation.database import SimDatabase, away, shared
+from tests.simulation.database import SimDatabase, away, lost_on_record, shared
 from tests.simulation.engine import EPOCH, Clock, Event, Killed, Process, World
 from tests.simulation.plan import Faults, Plan
 
@@ -248,7 +250,7 @@ class SimRenewer(Renewer):
 
     def _beat(self) -> None:
         draining = self.process.life.draining
-        if self._told != draining:
+        if self._told != draining or lost_on_record(self.process.life.instance):
             super()._beat()
             self._told = draining
             self.process.draining_stored = draining
@@ -337,8 +339,8 @@ class Simulation:
         p = celery_lifecycle
         patches = [
             (p.beat, "time", clock), (p.beat, "os", machine), (p.beat, "uuid", uuid),
-            (p.lifecycle, "time", clock), (p.life, "OomCounter", lambda: Counter(self)),
-            (p.runner, "time", clock), (p.runner, "random", random),
+            (p.window, "time", clock), (p.life, "OomCounter", lambda: Counter(self)),
+            (p.runner, "time", clock), (p.outcome, "random", random),
             (p.worker, "time", clock), (p.worker, "os", machine), (p.worker, "_renewers", []),
             (p.worker, "running_links", self._running_links), (p.life, "_life", None),
             (p.store.ends, "random", random), (p.store.unit, "secrets", secrets), (p.store.jobs, "uuid", uuid),

@@ -1,0 +1,119 @@
+"""What a link came to: the one decision made of what a job returned or raised, and the words for it."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from celery_lifecycle import events
+from celery_lifecycle.code import Code
+from celery_lifecycle.context import JobContext
+from celery_lifecycle.errors import LifecycleError, OutcomeInvalid
+from celery_lifecycle.model import YIELD, Job, ObjectRef, Reschedule, Why
+from celery_lifecycle.queue import when
+from celery_lifecycle.store.ends import Ended
+from celery_lifecycle.store.runs import Finished
+from celery_lifecycle.timing.backoff import full_jitter
+from celery_lifecycle.transitions.run import Action, Verdict
+
+Classify = Callable[[BaseException, int], "Verdict | None"]
+
+
+def decide(
+    code: Code, ctx: JobContext, value: Any, error: BaseException | None, classify: Classify, started: int
+) -> tuple[Verdict, BaseException | None]:
+    """One decision about an ended attempt: what its value or its error stands for, and the error to show.
+
+    Args:
+        classify: what the task layer's own exceptions mean; None: an ordinary error.
+        started: when the run of the job began, in milliseconds by the database's clock.
+    """
+    if error is None:
+        try:
+            return replace(verdict_of(value, code.plain), started_ms=started), None
+        except LifecycleError as invalid:
+            return replace(_dead(invalid), started_ms=started), invalid
+    known = classify(error, ctx.attempt)
+    if known is not None:
+        return replace(known, started_ms=started), error
+    policy = ctx.job.retry if ctx.job.retry_json else code.retry
+    if ctx.attempt < policy.max_attempts:
+        delay = full_jitter(ctx.attempt, policy.base_delay, policy.max_delay, random.random())
+        return Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt), error
+    return replace(_given_up(code, ctx, error), started_ms=started), error
+
+
+def _dead(error: BaseException) -> Verdict:
+    told = "".join(traceback.format_exception(error))
+    return Verdict(Action.DEAD, why=Why.FAILED, error=repr(error), traceback=told)
+
+
+def _given_up(code: Code, ctx: JobContext, error: BaseException) -> Verdict:
+    """After the last attempt a capability's `on_job_error` decides; without it the job is dead."""
+    if code.on_error is None:
+        return _dead(error)
+    try:
+        return replace(verdict_of(code.on_error(ctx, error), False), clean=False)
+    except Exception as raised:  # whatever a user's hook throws must not break the run
+        events.hook_failed(code.ref, "on_job_error", raised)
+        return _dead(error)
+
+
+def verdict_of(value: Any, plain: bool) -> Verdict:
+    """The decision that an outcome stands for.
+
+    Raises:
+        OutcomeInvalid: it is no outcome (and `plain`, which allows any value, is False).
+    """
+    if value is YIELD:
+        return Verdict(Action.YIELD)
+    if isinstance(value, Reschedule):
+        if (value.at is None) == (value.delay is None):
+            raise OutcomeInvalid(f"{value!r}: give exactly one of delay= and at=.")
+        at_ms, delay_ms = when(value.at, value.delay)
+        return Verdict(Action.RESCHEDULE, at_ms=at_ms, delay_ms=delay_ms, clean=True)
+    if value is None or plain:
+        return Verdict(Action.COMPLETE, clean=True)
+    raise OutcomeInvalid(
+        f"A lifecycle job returned {str(value)[:80]!r} ({type(value).__name__}): return None, Reschedule(…) or YIELD."
+    )
+
+
+def tell_finished(
+    ref: ObjectRef, job: Job, attempt: int, verdict: Verdict, done: Finished, error: BaseException | None
+) -> None:
+    """Say what became of a job whose finish was accepted."""
+    if done.discarded:
+        events.discarded(ref, job.id)
+        return
+    if done.dropped:
+        events.misfired(ref, job.id, done.dropped)
+    if done.skipped:
+        events.skipped_intervals(ref, job.id, done.skipped)
+    if verdict.action is Action.COMPLETE:
+        events.completed(ref, job.id, attempt)
+    elif verdict.action is Action.YIELD:
+        events.yielded(ref, job.id)
+    elif verdict.action is Action.DEAD:
+        events.died(ref, job.id, verdict.why or Why.FAILED, error)
+    elif verdict.action is Action.AGAIN and error is not None:
+        events.retrying(ref, job.id, attempt, verdict.delay_ms / 1000, error)
+    if verdict.action is Action.RESCHEDULE or (done.due_ms is not None and job.schedule_json):
+        events.rescheduled(ref, job.id, done.due_ms)
+
+
+def told_of(ended: Ended) -> str:
+    """What became of a death, in words, for whoever meets it in Flower."""
+    name = f"{ended.ref}#{ended.flight.job}"
+    context = ended.context
+    if context is None:
+        return f"{name} is put back." if ended.put_back else f"{name} was stopped."
+    if context.sealed:
+        return f"{name} died of memory or with its process ({context.cause}) for the {context.strikes}. time: sealed."
+    return (
+        f"{name} died of memory or with its process ({context.cause}): strike {context.strikes} of {context.limit},"
+        f" next try not before {context.next_time}."
+    )
