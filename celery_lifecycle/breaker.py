@@ -150,6 +150,7 @@ def strike(
     spread: float = 1.0,
     suspect: bool = False,
     told: str | None = None,
+    elsewhere: int = 0,
 ) -> Strike:
     """Count the death of what was in flight, slow its loop, seal it at the limit.
 
@@ -157,6 +158,7 @@ def strike(
         related: the pending jobs that a strike can touch: the struck one, those of its line, every `recovery_loop` job.
         suspect: the whole worker was lost with several runs in flight, so the struck job is from now on a suspect.
         told: what the system told of the death, kept for people.
+        elsewhere: deaths in the same line on other objects.
     """
     struck = next((job for job in related if job.id == flight.job), None)
     if flight.job.startswith(HOOK_PREFIX):
@@ -166,7 +168,7 @@ def strike(
     lines, in_line = counted(state.lines, flight.line, flight.job, now, window, before, cause.value, told)
     history = deaths(lines, flight.line)
     state = state.but(lines=lines)
-    strikes = max(before + 1, in_line)
+    strikes = max(before + 1, in_line) + elsewhere
     wait_until = now + delay_ms(strikes, config, spread)
     sealing = strikes >= flight.limit
     if flight.job in (START, ALARM):

@@ -76,7 +76,7 @@ class Beats:
 
         def work(tx: Tx) -> int:
             now = tx.now()
-            for kind in ("worker", "beat", "lost"):
+            for kind in ("worker", "beat", "lost", "line"):
                 tx.run(tx.sql.purge_heartbeats, {"kind": kind, "now": now})
             window = round(self.config.strike_window * 1000)
             done = 0

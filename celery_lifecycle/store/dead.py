@@ -8,6 +8,7 @@ from dataclasses import replace
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import ObjectDisabled
 from celery_lifecycle.model import ALARM, DeadJob, Job, ObjectRef
+from celery_lifecycle.store import lines
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import dead_of
 from celery_lifecycle.store.unit import lock_by_name, lock_or_make, with_job
@@ -63,6 +64,7 @@ class DeadJobs:
             )  # fmt: skip
             held.put_job(job)
             tx.run(tx.sql.delete_dead, {"id": key})
+            lines.lift(tx, old)
             state = held.state.but(versions=version, sealed=self._still_sealed(tx, old.object))
             agenda = with_job(agenda, job)
             held.save(derive(state, agenda, now), agenda)
@@ -98,6 +100,7 @@ class DeadJobs:
         tx.run(tx.sql.delete_dead, {"id": dead.key})
         if dead.reason != "sealed":
             return
+        lines.lift(tx, dead.job)
         held = lock_by_name(tx, dead.job.object, self.config.chain_length)
         if held is not None:
             now, agenda, _ = held.agenda()

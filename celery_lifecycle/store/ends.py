@@ -25,7 +25,7 @@ from celery_lifecycle.model import (
     Shipment,
     Why,
 )
-from celery_lifecycle.store import alarms
+from celery_lifecycle.store import alarms, lines
 from celery_lifecycle.store.claims import queues_in
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import job_of
@@ -327,8 +327,16 @@ def struck_by(
     now = held.now()
     params = {"object": held.state.id, "job": flight.marked, "line": flight.line}
     related = [job_of(held.ref, row) for row in held.tx.rows(held.tx.sql.related_jobs, params)]
-    told = details.get("told")
-    struck = breaker.strike(held.state, flight, related, now, cause, config, spread=spread, suspect=suspect, told=told)
+    told, elsewhere = details.get("told"), 0
+    is_shared = lines.is_own_object(held.ref, flight.task, flight.job)
+    if is_shared:
+        before = next((job.strikes for job in related if job.id == flight.job), 0)
+        elsewhere = lines.count(held.tx, flight.task, flight.line, flight.job, before, now, config)
+    struck = breaker.strike(
+        held.state, flight, related, now, cause, config, spread=spread, suspect=suspect, told=told, elsewhere=elsewhere
+    )
+    if is_shared and struck.context is not None and struck.context.sealed:
+        lines.seal(held.tx, flight.task, flight.line, now, config)
     for job in struck.write:
         held.put_job(job)
     for job in struck.remove:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import ObjectDisabled, OwnerConflict
 from celery_lifecycle.model import ALARM, Job, ObjectRef, Shipment, Why
-from celery_lifecycle.store import bulk
+from celery_lifecycle.store import bulk, lines
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import dead_of, job_of, object_of
 from celery_lifecycle.store.unit import Locked, lock_by_name, lock_or_make, new_token, with_job, without
@@ -141,7 +141,10 @@ class Jobs:
     def _made(
         self, draft: Draft, job_id: str, version: int, existing: Job | None, pusher: Pusher | None, now: int
     ) -> Job:
-        follows = pusher is not None and pusher.ref == draft.ref and pusher.task == draft.task
+        follows = pusher is not None and pusher.task == draft.task
+        if follows and pusher is not None and pusher.ref != draft.ref:
+            both = (pusher.ref, pusher.job), (draft.ref, job_id)
+            follows = all(lines.is_own_object(ref, draft.task, its_job) for ref, its_job in both)
         due = now + draft.delay_ms if draft.at_ms is None else draft.at_ms
         schedule = None
         if draft.schedule is not None:
@@ -187,6 +190,7 @@ class Jobs:
             return same[-1].job
         for dead in same:
             tx.run(tx.sql.lift_dead, {"id": dead.key})
+            lines.lift(tx, dead.job)
         if len(same) == len(sealed):
             held.state = held.state.but(sealed=False)
         return None
@@ -197,21 +201,21 @@ class Jobs:
 
     def push_many_in(self, tx: Tx, drafts: Sequence[Draft], pusher: Pusher | None = None) -> list[Job]:
         """`push_many` as part of a transaction that is under way."""
-        pushed = self._push_new(tx, drafts) if tx.sql.takes_arrays else {}
+        pushed = self._push_new(tx, drafts, pusher) if tx.sql.takes_arrays else {}
         order = sorted(range(len(drafts)), key=lambda index: (drafts[index].ref.kind, drafts[index].ref.name))
         for index in order:
             if index not in pushed:
                 pushed[index] = self.push_in(tx, drafts[index], pusher).job
         return [pushed[index] for index in range(len(drafts))]
 
-    def _push_new(self, tx: Tx, drafts: Sequence[Draft]) -> dict[int, Job]:
+    def _push_new(self, tx: Tx, drafts: Sequence[Draft], pusher: Pusher | None) -> dict[int, Job]:
         """Store the drafts whose objects do not exist yet; the jobs by the drafts' positions."""
         now = tx.now()
         jobs: dict[ObjectRef, list[Job]] = {}
         places: dict[ObjectRef, list[int]] = {}
         for place, draft in enumerate(drafts):
             of_object = jobs.setdefault(draft.ref, [])
-            of_object.append(self._made(draft, draft.id or uuid.uuid4().hex, len(of_object) + 1, None, None, now))
+            of_object.append(self._made(draft, draft.id or uuid.uuid4().hex, len(of_object) + 1, None, pusher, now))
             places.setdefault(draft.ref, []).append(place)
         # Jobs of one id replace each other, in order: that is for the way that looks at what there is.
         plain = {ref: made for ref, made in jobs.items() if len({job.id for job in made}) == len(made)}

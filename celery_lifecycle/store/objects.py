@@ -10,6 +10,7 @@ from celery_lifecycle.breaker import protocol_job
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import ObjectDisabled
 from celery_lifecycle.model import ALARM, Job, ObjectRef, ObjectState, Why
+from celery_lifecycle.store import lines
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import job_of, object_of
 from celery_lifecycle.store.unit import Locked, lock_by_name, lock_or_make, with_job
@@ -79,6 +80,7 @@ class Objects:
                     held.write_job(cleared)
             if state.sealed:
                 tx.run(tx.sql.lift_all_dead, {"kind": ref.kind, "name": ref.name})
+                lines.lift_all(tx, ref)
             state = state.but(lines=None, not_before=None, not_before_count=0, sealed=False)
             state = self._without_missed(held, state.but(paused=None))
             now, agenda, _ = held.agenda()
@@ -123,6 +125,7 @@ class Objects:
             tx.run(tx.sql.delete_heartbeats, params)
             if state.sealed:
                 tx.run(tx.sql.lift_all_dead, {"kind": ref.kind, "name": ref.name})
+                lines.lift_all(tx, ref)
             held.save(derive(chain.destroyed(state), Agenda(), held.now()), Agenda())
             return True
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_lifecycle.config import Config
 from celery_lifecycle.model import ALARM, ALIVE, HOST, START, InFlight, Job, Link, ObjectState, Shipment, Why
-from celery_lifecycle.store import alarms
+from celery_lifecycle.store import alarms, lines
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.unit import Locked, lock_by_id, new_token, with_job, without
 from celery_lifecycle.transitions import chain, recurrence, run
@@ -161,6 +161,11 @@ class Runs:
             held.bury(job, Why.EXPIRED, now)
             held.remove_job(job.id)
             return self._pass(held, state, link, opened, dead=job, why=Why.EXPIRED)
+        is_old_line = job.line != job.id or job.strikes > 0
+        if is_old_line and lines.is_own_object(held.ref, job.task, job.id) and lines.is_sealed(held.tx, job, now):
+            held.bury(job, Why.SEALED, now, error="sealed with its line, which died on other objects")
+            held.remove_job(job.id)
+            return self._pass(held, state.but(sealed=True), link, opened, dead=job, why=Why.SEALED)
         waking = recurrence.wake(job, now)
         if not waking.runs:
             if waking.over:
@@ -298,6 +303,8 @@ class Runs:
             now, job = held.job(flight.job)
         if verdict.clean and verdict.action is Action.RESCHEDULE and held.state.holds:
             verdict = replace(verdict, clean=not self._has_tracked_work(tx, held.state.id, flight.job))
+        if verdict.clean and job is not None and job.strikes and lines.is_own_object(held.ref, job.task, job.id):
+            lines.clear(tx, job, now, self.config)
         skipped, dropped = 0, {}
         if job is not None and job.schedule_json and verdict.action in (Action.COMPLETE, Action.DEAD):
             following = recurrence.following(job, now, verdict.started_ms)

@@ -225,6 +225,7 @@ class Sql:
             else f"{put_beat} ON CONFLICT (kind, {key}) DO NOTHING"
         )
         self.get_heartbeat = self._(f"SELECT {beats} FROM {h} WHERE kind = :kind AND {key} = :key")
+        self.lock_heartbeat = self._(f"SELECT {beats} FROM {h} WHERE kind = :kind AND {key} = :key{lock}")
         self.list_heartbeats = self._(f"SELECT {beats} FROM {h} WHERE kind = :kind ORDER BY {key}")
         self.heartbeats_of = self._(f"SELECT {beats} FROM {h} WHERE object_id = :object ORDER BY kind, {key}")
         self.extend_heartbeat = self._(f"UPDATE {h} SET expires_at = :expires_at WHERE kind = :kind AND {key} = :key")

@@ -1,0 +1,128 @@
+"""Lines over several objects: a task whose jobs are objects of their own pushes the next one, and dies."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_lifecycle import Lifecycle, lifecycle_job
+from celery_lifecycle.task import LifecycleTask
+from celery_lifecycle.testing import Harness
+
+
+class Loop:
+    """A task that does `does` and counts its starts: as a lifecycle function, or as an ordinary task with eta."""
+
+    def __init__(self, lifecycle: Lifecycle, kind: str) -> None:
+        self.started: list[str] = []
+        self.does: Callable[[], Any] = lambda: None
+        self.task: Any
+        if kind == "function":
+
+            @lifecycle_job(name="loop", app=lifecycle.app)
+            def loop(ctx: Any) -> None:
+                self.started.append(ctx.job.id)
+                self.does()
+
+            self.task = loop
+            return
+
+        @lifecycle.app.task(base=LifecycleTask, name="loop", shared=False, bind=True)
+        def eta(task: Any) -> None:
+            self.started.append(task.request.id)
+            self.does()
+
+        self.task = eta
+
+    def push(self, id: str | None = None) -> None:
+        if self.task.lifecycle_target is None:
+            self.task.apply_async(countdown=1, task_id=id)
+        else:
+            self.task.push(id=id)
+
+
+@pytest.fixture(params=["function", "eta"])
+def loop(request: pytest.FixtureRequest, lifecycle: Lifecycle) -> Loop:
+    return Loop(lifecycle, request.param)
+
+
+def test_a_task_that_pushes_the_next_and_dies_is_sealed_with_its_line(harness: Harness, loop: Loop) -> None:
+    """D30 where each job is an object of its own."""
+
+    def dies() -> None:
+        loop.push()
+        harness.die()
+
+    loop.does = dies
+    loop.push("root")
+    harness.advance(7200)
+    assert len(loop.started) == 3
+    assert {dead.reason for dead in harness.lifecycle.store.dead.list()} == {"sealed"}
+    assert all(state.wake_at is None for state in harness.lifecycle.store.objects.find_many())
+
+
+def test_a_task_that_pushes_many_and_dies_is_sealed_with_its_line(harness: Harness, lifecycle: Lifecycle) -> None:
+    loop = Loop(lifecycle, "function")
+
+    def dies() -> None:
+        loop.task.push_many([{}, {}])
+        harness.die()
+
+    loop.does = dies
+    loop.push("root")
+    harness.advance(7200)
+    assert len(loop.started) == 3
+
+
+def test_a_task_that_pushes_the_next_and_works_goes_on(harness: Harness, loop: Loop) -> None:
+    def works() -> None:
+        if len(loop.started) < 20:
+            loop.push()
+
+    loop.does = works
+    loop.push("root")
+    harness.advance(600)
+    assert len(loop.started) == 20
+    assert harness.lifecycle.store.objects.find_many() == []
+
+
+def test_a_line_whose_every_job_dies_once_and_then_works_is_not_sealed(harness: Harness, loop: Loop) -> None:
+    def unlucky() -> None:
+        if loop.started.count(loop.started[-1]) == 1:
+            harness.die()
+        if len(set(loop.started)) < 6:
+            loop.push()
+
+    loop.does = unlucky
+    loop.push("root")
+    harness.advance(3600)
+    assert len(loop.started) == 12
+    assert harness.lifecycle.store.dead.list() == []
+
+
+def test_a_sealed_line_begins_anew_when_it_is_pushed_from_outside(harness: Harness, loop: Loop) -> None:
+    def dies() -> None:
+        loop.push()
+        harness.die()
+
+    loop.does = dies
+    loop.push("root")
+    harness.advance(7200)
+    for times in (2, 3):
+        loop.push("root")
+        harness.advance(7200)
+        assert len(loop.started) == 3 * times
+
+
+def test_two_lines_of_one_task_are_sealed_each_for_itself(harness: Harness, loop: Loop) -> None:
+    def dies() -> None:
+        if loop.started[-1] != "good":
+            loop.push()
+            harness.die()
+
+    loop.does = dies
+    loop.push("bad")
+    harness.advance(7200)
+    loop.push("good")
+    harness.advance(60)
+    assert loop.started.count("good") == 1
