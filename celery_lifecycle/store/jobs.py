@@ -186,7 +186,7 @@ class Jobs:
                 == (draft.owner, draft.task, draft.payload_json)
             )
         ]
-        if same and pusher is not None and pusher.ref == ref:
+        if same and pusher is not None:
             return same[-1].job
         for dead in same:
             tx.run(tx.sql.lift_dead, {"id": dead.key})

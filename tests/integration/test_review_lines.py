@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from celery_lifecycle import Lifecycle, lifecycle_job
+from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
 from celery_lifecycle.task import LifecycleTask
 from celery_lifecycle.testing import Harness
 
@@ -126,3 +126,25 @@ def test_two_lines_of_one_task_are_sealed_each_for_itself(harness: Harness, loop
     loop.push("good")
     harness.advance(60)
     assert loop.started.count("good") == 1
+
+
+def test_a_run_of_another_object_does_not_bring_a_sealed_job_back(harness: Harness, lifecycle: Lifecycle) -> None:
+    started = []
+
+    class Import(LifecycleObject, lifecycle=lifecycle):
+        @lifecycle_job
+        def go(self, ctx: Any) -> None:
+            started.append(harness.now)
+            harness.die()
+
+    class Watch(LifecycleObject, lifecycle=lifecycle):
+        @lifecycle_job
+        def look(self, ctx: Any) -> None:
+            Import("a").jobs.push("go", id="go")
+
+    Watch("w").schedule_every(60, "look")
+    harness.advance(3 * 3600)
+    assert len(started) == 3
+    Import("a").jobs.push("go", id="go")
+    harness.run_due()
+    assert len(started) == 4
