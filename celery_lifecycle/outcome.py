@@ -14,11 +14,13 @@ from celery_lifecycle.context import JobContext
 from celery_lifecycle.errors import LifecycleError, OutcomeInvalid
 from celery_lifecycle.model import YIELD, Job, ObjectRef, Reschedule, Why
 from celery_lifecycle.queue import when
+from celery_lifecycle.store.database import is_outage
 from celery_lifecycle.store.ends import Ended
 from celery_lifecycle.store.runs import Finished
 from celery_lifecycle.timing.backoff import full_jitter
 from celery_lifecycle.transitions.run import Action, Verdict
 
+AFTER_OUTAGE_MS = 1000
 Classify = Callable[[BaseException, int], "Verdict | None"]
 
 
@@ -36,6 +38,8 @@ def decide(
             return replace(verdict_of(value, code.plain), started_ms=started), None
         except LifecycleError as invalid:
             return replace(_dead(invalid), started_ms=started), invalid
+    if is_outage(error):  # what happens to the platform uses up no attempt
+        return Verdict(Action.AGAIN, delay_ms=AFTER_OUTAGE_MS, attempt=ctx.attempt - 1), error
     known = classify(error, ctx.attempt)
     if known is not None:
         return replace(known, started_ms=started), error

@@ -38,7 +38,7 @@ from celery_lifecycle.model import (
 from celery_lifecycle.outcome import Classify, decide, tell_finished, told_of
 from celery_lifecycle.queue import JobQueue
 from celery_lifecycle.storage import RunStorage
-from celery_lifecycle.store.database import Disconnected
+from celery_lifecycle.store.database import Disconnected, is_outage
 from celery_lifecycle.store.jobs import Pusher
 from celery_lifecycle.store.runs import Begun, Calling, Finished
 from celery_lifecycle.timing.instants import to_millis
@@ -212,7 +212,7 @@ class Runner:
                 return self._out_of_memory(link, code, error, cause)
             with masked():
                 verdict, error = decide(code, ctx, value, error, self.classify, begun.now)
-                if is_time_limit(error) or not self._holds(verdict):
+                if is_time_limit(error) or is_outage(error) or not self._holds(verdict):
                     return self._finish(link, code, begun, job, ctx, verdict, value, error)
                 if not self._attempted(link, begun.token, job, attempt):
                     return self._fenced(code.ref, job.id)

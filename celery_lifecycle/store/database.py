@@ -31,6 +31,10 @@ class Conflict(DatabaseUnavailable):
     """Another transaction got in the way (deadlock, serialization, unique key): the whole transaction is to be repeated."""
 
 
+class StatementRefused(DatabaseUnavailable):
+    """The job database answers, but not to this statement."""
+
+
 class Disconnected(DatabaseUnavailable):
     """The connection to the job database broke. Check `lifecycle_database_url` and that the server runs."""
 
@@ -117,7 +121,12 @@ def translate(error: Exception, dialect: Dialect, connection: Any = None) -> Exc
         )
     if dialect.is_disconnect(error, connection, None) or "connection" in text.lower():  # type: ignore[arg-type]
         return Disconnected(f"The connection to the job database broke: {text}")
-    return DatabaseUnavailable(f"The job database refused a statement: {text}")
+    return StatementRefused(f"The job database refused a statement: {text}")
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether the database is away: nobody's fault, where a lock that is held or a statement that is wrong is somebody's."""
+    return isinstance(error, DatabaseUnavailable) and not isinstance(error, (LockTimeout, Conflict, StatementRefused))
 
 
 class Database:

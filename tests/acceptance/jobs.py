@@ -10,6 +10,7 @@
 ``push``        a job that is pushed within the run: ``fn``, and keywords of ``push``
 ``push_self``   the job pushes its own id again, within the run
 ``progress``    the run writes its number into the object's storage, at once
+``reads``       the run reads the object's storage at its end
 ``stamp``       a key of ``ctx.storage`` that gets the number of the process
 =============== ============================================================================
 """
@@ -111,6 +112,8 @@ def perform(ledger: Ledger, ctx: Any) -> Any:
     if "stamp" in payload:
         ctx.storage[payload["stamp"]] = os.getpid()
     act(ledger, name, ctx.job.id, payload, attempt=ctx.attempt, strikes=ctx.strikes, task=ctx.task.id)
+    if payload.get("reads"):
+        ctx.storage.get("anything")
     ended = len(ledger.ends(ctx.job.id, name))
     if ended < payload.get("slices", 0):
         return YIELD

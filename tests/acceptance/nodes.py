@@ -120,12 +120,17 @@ class ProcessNode(CeleryTestNode):  # type: ignore[misc]
         """Let them go on."""
         self.container.unpause()
 
+    def bury(self) -> None:
+        """Tell the ledger that the processes of a node that has ended by itself are gone."""
+        if self._ledger is not None:
+            self._ledger.bury(self._last_pid)
+
     def restart(self, reload_container: bool = True, force: bool = False) -> None:
         """End the node if it runs (``force``: by SIGKILL), start it again and wait until it is ready."""
         if force and self.status in ("running", "paused"):
             self.kill(method="everything")
-        elif self.status == "exited" and self._ledger is not None:
-            self._ledger.bury(self._last_pid)
+        elif self.status == "exited":
+            self.bury()
         self.container.restart()
         self._last_pid = self.pid
 

@@ -104,6 +104,31 @@ def test_a_database_away_for_longer_than_the_lease_of_running_jobs_is_neither_a_
 
 
 @pytest.mark.outages
+@pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "rabbitmq"))
+def test_a_job_that_asks_for_its_storage_in_an_outage_is_put_back_and_uses_up_no_attempt(
+    start_worker: StartWorker,
+    start_beat: StartBeat,
+    lifecycle: Lifecycle,
+    ledger: Ledger,
+    database_node: DatabaseNode,
+) -> None:
+    start_worker()
+    start_beat()
+    thing = lifecycle.object("thing", "one")
+    thing.jobs.push("work", payload={"seconds": 0.5, "reads": True}, id="job")
+    wait_until(lambda: ledger.starts("job"))
+    database_node.kill()
+    wait_until(lambda: ledger.ends("job"))
+    gone = time.monotonic()
+    wait_until(lambda: time.monotonic() > gone + 2)
+    assert len(ledger.starts("job")) == 1
+    database_node.restart()
+    wait_until(lambda: thing.jobs.get("job") is None, 10)
+    assert [run.data["attempt"] for run in ledger.starts("job")] == [1, 1]
+    assert thing.dead_jobs() == []
+
+
+@pytest.mark.outages
 @pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "redis"))
 def test_a_process_that_has_never_seen_the_database_waits_for_it_with_its_first_message(
     start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, database_node: DatabaseNode

@@ -36,13 +36,17 @@ class Faults:
     broker: Proxy
     ledger: Ledger
     seen: list[Fault] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
     _repairs: list[tuple[float, object, Callable[[], None]]] = field(default_factory=list)
 
     def step(self) -> None:
-        """Do the repairs whose time has come."""
+        """Do the repairs whose time has come, and start again what ended by itself, as a supervisor does."""
         for due in [repair for repair in self._repairs if repair[0] <= time.monotonic()]:
             self._repairs.remove(due)
             due[2]()
+        for node in (*self.workers, *self.beats):
+            if node.status == "exited" and not self._is_broken(node):
+                self._ended_by_itself(node)
 
     def strike(self) -> None:
         """One random fault, if the part that it hits is whole."""
@@ -67,6 +71,15 @@ class Faults:
             if node.status == "exited":
                 self._start(node)
 
+    def _ended_by_itself(self, node: ProcessNode) -> None:
+        """One that can't reach its database at the start may end, so that its supervisor sees it; a ready one may not."""
+        log = node.container.logs_of_this_life()
+        # Celery ends a worker one of whose processes dies before it is up.
+        if node.container.ready_prompt in log and "Could not start worker processes" not in log:
+            self.unexpected.append(f"{node.name()} ended by itself: {log[-3000:]}")
+        fault = Fault("ended at its start", time.monotonic())
+        self._later(1, node, fault, lambda: self._start(node))
+
     def _is_broken(self, part: object) -> bool:
         return any(broken is part for _, broken, _ in self._repairs)
 
@@ -83,7 +96,9 @@ class Faults:
         self._repairs.append((time.monotonic() + seconds, part, done))
 
     def _start(self, node: ProcessNode) -> None:
-        node.start()
+        if node.status == "exited":
+            node.bury()
+            node.start()
 
     def _kill_child(self) -> None:
         node = self._whole(self.workers)

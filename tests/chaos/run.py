@@ -107,14 +107,14 @@ def run(
         _storm(workload, faults, random_, began + seconds, rate, every, say)
         faults.repair_all()
         calm = time.monotonic()
-        settled, wrong = _settle(world)
+        settled, wrong = _settle(world, faults)
         say(wrong or f"all at rest {settled - calm:.1f} s after the last fault")
         hanging = _end(world)
         dead = Counter(
             (str(one.job.object), one.job.id, one.reason) for one in world.app.lifecycle.store.dead.list(limit=100_000)
         )
         found = check(workload.expected, world.ledger.runs(), faults.seen, dead)
-        found.wrong = [*filter(None, [wrong]), *hanging, *found.wrong]
+        found.wrong = [*filter(None, [wrong]), *faults.unexpected, *hanging, *found.wrong]
         found.figures = {
             "seconds of faults": round(calm - began),
             "seconds to rest after them": round(settled - calm, 1),
@@ -142,16 +142,14 @@ def _storm(
         time.sleep(0.01)
 
 
-def _settle(world: Cluster) -> tuple[float, str]:
+def _settle(world: Cluster, faults: Faults) -> tuple[float, str]:
     """Wait until no job is left; the time when that was so, and what is wrong if it never was."""
 
     def left() -> list[Any]:
         return left_over(world.app.lifecycle)
 
     def at_rest() -> bool:
-        for node in (*world.workers, *world.beats):
-            if node.status == "exited":
-                node.start()
+        faults.step()
         return not left()
 
     try:
