@@ -18,6 +18,7 @@ from celery_lifecycle.migrations.schema import migrate
 from tests.acceptance.app import make_app
 from tests.acceptance.docker_process import DockerProcess, engine
 from tests.acceptance.ledger import Ledger
+from tests.acceptance.looks import left_over
 from tests.acceptance.nodes import BeatNode, BrokerNode, DatabaseNode, LifecycleSetup, Nodes, WorkerNode
 from tests.acceptance.process import LocalProcess
 from tests.support import Broker, Database, Proxy, wait_until
@@ -105,18 +106,6 @@ def lifecycle(request: pytest.FixtureRequest, nodes: Nodes, app: Celery, ledger:
         overlaps = "\n".join(f"{one}\n    {other}" for one, other in ledger.overlaps())
         assert not overlaps, overlaps
         wait_until(lambda: left_over(app.lifecycle) == [], 10, lambda: f"still there: {left_over(app.lifecycle)}")
-
-
-def left_over(lifecycle: Lifecycle) -> list[object]:
-    """The objects that are not at rest, or that are remembered without a reason."""
-    return [
-        (state, lifecycle.store.jobs.list(state.ref, None))
-        for state in lifecycle.store.objects.find_many(limit=1000)
-        if state.token
-        or state.dispatch
-        or state.wake_at is not None
-        or not (state.sealed or state.stored or state.lines)
-    ]
 
 
 @pytest.fixture

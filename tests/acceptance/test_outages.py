@@ -8,6 +8,7 @@ import pytest
 
 from celery_lifecycle import Lifecycle
 from tests.acceptance.ledger import Ledger
+from tests.acceptance.looks import waiting_messages
 from tests.acceptance.nodes import BeatNode, BrokerNode, DatabaseNode, WorkerNode
 from tests.support import Database, wait_until
 
@@ -137,8 +138,7 @@ def test_a_process_that_has_never_seen_the_database_waits_for_it_with_its_first_
     worker.pause()
     start_beat()
     result = lifecycle.app.tasks["plain"].apply_async(kwargs={"job": "first"}, countdown=0.1)
-    client = lifecycle.app.connection_for_read().default_channel.client
-    wait_until(lambda: client.llen("celery") == 1)
+    wait_until(lambda: waiting_messages(lifecycle) == 1)
     database_node.kill()
     worker.unpause()
     worker.wait_for_log("can't begin; trying again")

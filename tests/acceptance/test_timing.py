@@ -11,6 +11,7 @@ import pytest
 
 from celery_lifecycle import Lifecycle
 from tests.acceptance.ledger import Ledger
+from tests.acceptance.looks import waiting_messages
 from tests.acceptance.nodes import BeatNode, WorkerNode
 from tests.acceptance.process import ROOT
 from tests.support import Broker, wait_until
@@ -19,16 +20,6 @@ StartWorker = Callable[..., WorkerNode]
 StartBeat = Callable[..., BeatNode]
 
 NOISE = 1.0
-
-
-def waiting_messages(lifecycle: Lifecycle) -> int:
-    """How many messages are in the application's queue, by the broker's own count."""
-    with lifecycle.app.connection_for_read() as connection:
-        queue = lifecycle.app.conf.task_default_queue
-        try:
-            return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
-        except connection.channel_errors:  # Redis has no empty queues
-            return 0
 
 
 @pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "rabbitmq"))
@@ -78,9 +69,9 @@ def test_nothing_is_in_the_broker_before_it_is_due_so_no_visibility_timeout_repe
     result = lifecycle.app.tasks["plain"].apply_async(kwargs={"job": "eta", "seconds": 3}, countdown=4)
     due = time.monotonic() + 4
     wait_until(lambda: time.monotonic() > due - 0.5, 10)
-    client = lifecycle.app.connection_for_read().default_channel.client
-    assert client.llen("celery") == 0
-    assert client.hlen("unacked") == 0
+    with lifecycle.app.connection_for_read() as connection:
+        assert connection.default_channel.client.llen("celery") == 0
+        assert connection.default_channel.client.hlen("unacked") == 0
     assert ledger.runs() == []
     assert result.get(timeout=20) == "eta"
     assert len(ledger.starts("eta")) == 1

@@ -14,8 +14,8 @@ from typing import Any
 from celery import Celery
 
 from celery_lifecycle.migrations.schema import migrate
-from tests.acceptance.conftest import left_over
 from tests.acceptance.ledger import Ledger
+from tests.acceptance.looks import left_over
 from tests.acceptance.nodes import BeatNode, Nodes, WorkerNode
 from tests.acceptance.process import LocalProcess, is_gone
 from tests.chaos.app import make_chaos_app

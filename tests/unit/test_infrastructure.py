@@ -107,6 +107,15 @@ def test_two_redis_databases_at_the_same_time_are_different_and_flushed_at_the_e
     assert redis.Redis.from_url(one).dbsize() == 0
 
 
+def test_a_connection_that_a_test_leaves_open_does_not_keep_its_redis_database() -> None:
+    with private_redis_url() as url:
+        open_client = redis.Redis.from_url(url)
+        open_client.ping()
+        number = int(url.rpartition("/")[2])
+    wait_until(lambda: redis_databases.is_unused(services.address("redis"), number))
+    open_client.close()
+
+
 def test_a_redis_database_with_keys_of_somebody_else_is_left_alone() -> None:
     with private_redis_url() as url:
         number = int(url.rpartition("/")[2])
