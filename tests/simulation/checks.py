@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from celery_lifecycle.model import ALARM, ALIVE, HOOK_PREFIX, SEALED, START, Job, ObjectRef, ObjectState, Shipment
 from celery_lifecycle.store.rows import job_of, object_of
 from celery_lifecycle.store.sql import JOB_COLUMNS, OBJECT_COLUMNS
-from tests.simulation.database import PREFIX, shared
+from tests.simulation.database import PREFIX, lost_on_record, shared
 from tests.simulation.engine import EPOCH
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ class Checker:
         self.dispatched: dict[int, int] = {}
         self.all_due: dict[str, bool] = {}
         self.aboard: dict[str, list[tuple[int, str, bool]]] = {}
+        self.returned_from_loss: set[str] = set()
         self.hooks_begun: Counter[Any] = Counter()
 
     def fail(self, invariant: str, told: str) -> None:
@@ -209,6 +210,8 @@ class Checker:
             self.fail("a run that was ended stays ended", f"{label} brought token {new.token} back")
         if new is not None and new.doubt and not (old and old.doubt):
             self.doubted[new.token or ""] = self.world.now
+        if label == "Workers._renew" and new is not None:
+            self._check_renewal(new)
         if label == "Runs._begin":
             self._check_begin(args[0], args[2], before, after)
         elif label in ("Runs._finish", "Runs._alarm_failed"):
@@ -369,6 +372,8 @@ class Checker:
         if not struck or new is None:
             return
         self.stats["strikes"] += 1
+        if death is None and label == "Ends._end":
+            self.fail("a death with nothing in flight changes nothing", f"{flight.job} of {old.ref}")
         if death is not None:
             if death.worker.draining_stored if label == "Ends._rescue" else death.draining:
                 self.fail("a deploy is no strike", f"{flight.job} of {old.ref}")
@@ -406,7 +411,18 @@ class Checker:
         if (count >= flight.limit) != (new.paused == SEALED) and old.paused != SEALED:
             self.fail("a loop is sealed at its limit", f"{flight.job} of {old.ref} after {count} deaths")
 
+    def _check_renewal(self, new: ObjectState) -> None:
+        self.doubted.pop(new.token or "", None)
+        process: Any = self.world.process
+        running = {(header["object"], request.id, request.worker_pid) for request, header in process.links()}
+        flight = new.in_flight
+        if flight is None or (new.id, flight.task_id, new.worker_pid) not in running:
+            self.fail("only what runs is renewed", f"{new.ref} by {process.name}")
+
     def _check_rescue(self, old: ObjectState, death: Death | None) -> None:
+        looked = self.doubted.get(old.token or "")
+        if looked is None or self.world.now - looked < self.config.doubt_ms:
+            self.fail("a worker is given up after two looks", f"{old.ref}")
         if death is not None:
             return
         worker = next((one for one in self.simulation.workers.values() if one.life.instance == old.worker), None)
@@ -423,7 +439,7 @@ class Checker:
         flight = old.in_flight
         if death is None or flight is None or not death.whole or flight.job.startswith(HOOK_PREFIX):
             return
-        if death.worker.draining_stored:
+        if death.worker.draining_stored or death.instance in self.returned_from_loss:
             return
         aboard = self.aboard[death.instance]
         suspects = [one[:2] for one in aboard if one[2]]
@@ -510,8 +526,6 @@ class Checker:
         if closed:
             self.sendings[new.id] = 0
         revived = label == "Claims._claim" and new.token is not None and new.lease_until != (old and old.lease_until)
-        if label == "Claims._claim" and new.wake_at is not None and new.wake_at <= self.now:
-            self.fail("a claim moves the alarm on", f"{new.ref}")
         over = sent or (old is not None and old.token is not None) or new.sent_count == 0
         if label in CLOSERS and new.token is None and new.sent_count <= 1 and over:
             self.sendings[new.id] = 0
@@ -524,8 +538,13 @@ class Checker:
             self.waits[new.id] = self.world.now - self.dispatched[new.id]
         if label == "Objects.destroy":
             self.sendings[new.id] = 0
+        if new.token is not None and new.dispatch is not None:
+            self.fail("a chain on its way or an open run, not both", f"{label} {new.ref}")
         if not sent and not revived:
             return
+        waits = old is not None and old.dispatch is not None and (old.sent_until or 0) > self.now
+        if sent and waits and label not in CLOSERS:
+            self.fail("what is on its way is not sent again before its time", f"{label} {new.ref}")
         self.dispatched[new.id] = self.world.now
         self.sendings[new.id] += 1
         self.stats["sendings"] += 1
@@ -613,12 +632,25 @@ class Checker:
         """A verb has come back to its caller."""
         if label in ("Runs._begin", "Runs.enter", "Runs.attempted"):
             self.contact[self.world.process] = self.world.now
+        if label == "Claims._claim":
+            self._check_claimed(args, result)
         if label != "Runs._begin" or result.refused is None:
             return
         link, thing = args[0], self.things.get(args[0].object_id)
         self.stats["refused"] += 1
         if link.token is None and thing is not None and thing.state.dispatch == link.dispatch:
             self.fail("a chain that ends quietly is not waited for", f"{thing.state.ref}: {result.refused.value}")
+
+    def _check_claimed(self, args: Any, result: Any) -> None:
+        """What was due in that queue and phase is dealt with: none of it is claimed again by the next tick."""
+        queue, phase, limit = args
+        if result.rows >= limit:
+            return
+        for thing in self.things.values():
+            state = thing.state
+            if (state.queue, state.phase) == (queue, phase) and state.id not in result.lost:
+                if state.wake_at is not None and state.wake_at <= self.now:
+                    self.fail("a claim moves the alarm on", f"{state.ref}")
 
     # --- bodies
 
@@ -742,6 +774,8 @@ class Checker:
             self.stats["deaths"] += 1
 
     def worker_died(self, worker: WorkerProcess) -> None:
+        if lost_on_record(worker.life.instance):  # given up once, and dead before it was heard of again
+            self.returned_from_loss.add(worker.life.instance)
         self.aboard[worker.life.instance] = [
             (thing.state.id, thing.state.in_flight.job, thing.state.in_flight.suspect)
             for thing in self.things.values()

@@ -100,3 +100,11 @@ class SimDatabase(Database):
 
 def away() -> DatabaseUnavailable:
     return DatabaseUnavailable("simulated: the database is away")
+
+
+def lost_on_record(instance: str) -> bool:
+    """Whether a worker instance counts as lost: it was given up once, and has not been heard of since."""
+    found = shared().connection.execute(
+        f"SELECT 1 FROM {PREFIX}heartbeats WHERE kind = 'lost' AND key = ?", (instance,)
+    )
+    return found.fetchone() is not None

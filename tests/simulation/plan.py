@@ -328,6 +328,12 @@ def returns(writer: Writer) -> None:
     plan.horizon, plan.workers, plan.slots = 400_000, 2, writer.pick(1, 1, 2)
     plan.settings = {}
     writer.names = [writer.pick("plain/a", "full/f")]
+    writer.pick(_some_return, _same_task_id, _lost_answers, _without_beat, _late_attempts)(writer)
+    if writer.flip(0.3):
+        writer.some_changes(writer.within(1, 3), "cancel", "reschedule", "destroy", "pause")
+
+
+def _some_return(writer: Writer) -> None:
     if writer.flip(0.6):
         writer.some_etas(writer.within(1, 2), "ok", "ok", "yield", long=True)
     for _ in range(writer.within(1, 3)):
@@ -338,15 +344,67 @@ def returns(writer: Writer) -> None:
             at, on, [*script, writer.step("ok")], task=writer.pick("work", "loop"), id=writer.pick("a", "b", "c")
         )
     for _ in range(writer.within(1, 4)):
-        who, both = writer.pick("worker", "worker", "child"), writer.flip(0.7)
-        event: dict[str, Any] = {"who": who, "index": writer.within(0, 1), "all": both}
-        event["for"] = writer.pick(24_000, 40_000, 70_000, 110_000, 160_000)
+        event: dict[str, Any] = {"who": writer.pick("worker", "worker", "child"), "index": writer.within(0, 1)}
+        event["all"], event["for"] = writer.flip(0.7), writer.pick(24_000, 40_000, 70_000, 110_000, 160_000)
         writer.event(writer.within(1000, 150_000), writer.pick("stall", "stall", "cut"), **event)
     writer.some_faults("unheard child", writer.within(0, 2), 12, lambda: writer.pick(0, 35_000, 50_000, 80_000))
     writer.some_faults("double", writer.within(0, 3), 10, lambda: writer.pick(0, 500, 25_000, 60_000, 100_000))
     writer.some_faults("delay", writer.within(0, 2), 10, lambda: writer.pick(500, 25_000, 60_000))
-    if writer.flip(0.3):
-        writer.some_changes(writer.within(1, 3), "cancel", "reschedule", "destroy", "pause")
+
+
+def _same_task_id(writer: Writer) -> None:
+    """A task with an eta runs again under its id while the process that was given up still runs it."""
+    for number in range(writer.within(1, 2)):
+        ends = ("ok", "ok", "fail", "yield")
+        script = [{"ms": writer.within(10_000, 60_000), "end": writer.pick(*ends)} for _ in range(4)]
+        script.append(writer.step("ok"))
+        name = f"eta{number}"
+        writer.event(writer.within(0, 2000), "later", on=f"later/{name}", id=name, delay=1, script=script)
+    for index in (0, 1):
+        how = {"index": index, "who": writer.pick("worker", "worker", "child"), "all": writer.flip(0.8)}
+        what, at = writer.pick("stall", "stall", "cut"), writer.within(4000, 30_000)
+        writer.event(at, what, **how, **{"for": writer.within(50_000, 160_000)})
+        if writer.flip(0.6):
+            break
+
+
+def _lost_answers(writer: Writer) -> None:
+    """A finish was committed, its process hears of it much later, when the run has gone on without it."""
+    on = writer.names[0]
+    for job in ("a", "b", "c"):
+        script = [{"ms": writer.within(5, 60_000), "end": writer.pick("ok", "ok", "yield", "fail")}, writer.step("ok")]
+        writer.push(writer.within(0, 20), on, script, id=job, task="work", delay=1)
+    writer.some_faults("unheard child", writer.within(1, 2), 8, lambda: writer.within(25_000, 90_000))
+
+
+def _without_beat(writer: Writer) -> None:
+    """Nobody looks after a run whose lease is over, and a copy of its first link comes."""
+    on = writer.names[0]
+    writer.plan.beats = 1
+    for job in ("a", "b"):
+        script = [{"ms": writer.within(30_000, 90_000), "end": writer.pick("ok", "yield")}, writer.step("ok")]
+        writer.push(writer.within(0, 20), on, script, id=job, task="work", delay=writer.pick(None, 1))
+    writer.event(writer.within(3000, 8000), "stall", who="beat", index=0, **{"for": writer.within(40_000, 160_000)})
+    for index in (0, 1):
+        writer.event(
+            writer.within(3000, 12_000), writer.pick("stall", "cut"), who="worker", index=index, all=writer.flip(0.2),
+            **{"for": writer.within(30_000, 100_000)},
+        )  # fmt: skip
+    writer.some_faults("double", 3, 3, lambda: writer.within(20_000, 70_000))
+
+
+def _late_attempts(writer: Writer) -> None:
+    """A job waits for its next attempt while its run is given up."""
+    on = writer.names[0]
+    script = [{"ms": writer.within(5, 500), "end": "fail"} for _ in range(writer.within(10, 30))]
+    writer.push(0, on, [*script, writer.step("ok")], id="a", task="work", delay=0, retry=[40, 4, 5])
+    script = [{"ms": writer.within(20_000, 60_000), "end": "ok"}]
+    writer.push(writer.within(10, 5000), on, script, id="b", task="work", delay=0)
+    for index in (0, 1):
+        how = {"index": index, "all": writer.flip(0.2)}
+        writer.event(writer.within(1000, 8000), "stall", who="worker", **how, **{"for": writer.within(30_000, 60_000)})
+        if writer.flip(0.5):
+            break
 
 
 def broker(writer: Writer) -> None:
