@@ -8,7 +8,9 @@ from tests.chaos.run import run
 
 
 @pytest.mark.parametrize(
-    ("database", "broker", "seed"), [("postgresql", "redis", 3), ("mariadb", "rabbitmq", 4)], ids="-".join
+    ("database", "broker", "seed"),
+    [("postgresql", "redis", 3), ("mariadb", "rabbitmq", 4)],
+    ids=["postgresql-redis", "mariadb-rabbitmq"],
 )
 @pytest.mark.timeout(240)
 def test_nothing_is_lost_and_nothing_overlaps_while_processes_die_at_random(
