@@ -8,14 +8,14 @@ from tests.chaos.run import run
 
 
 @pytest.mark.parametrize(
-    ("database", "broker", "seed"),
+    ("tables", "messages", "seed"),
     [("postgresql", "redis", 3), ("mariadb", "rabbitmq", 4)],
     ids=["postgresql-redis", "mariadb-rabbitmq"],
 )
 @pytest.mark.timeout(240)
 def test_nothing_is_lost_and_nothing_overlaps_while_processes_die_at_random(
-    database: str, broker: str, seed: int, tmp_path: Path
+    tables: str, messages: str, seed: int, tmp_path: Path
 ) -> None:
-    found = run(database=database, broker=broker, seconds=15, seed=seed, directory=tmp_path, rate=2, every=1.5)
+    found = run(database=tables, broker=messages, seconds=15, seed=seed, directory=tmp_path, rate=2, every=1.5)
     assert found.wrong == [], "\n".join(found.wrong)
     assert found.figures["runs"]
