@@ -17,10 +17,11 @@ from celery_lifecycle.store.jobs import Pusher
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A task that can be pushed, with the defaults of its decorator."""
+    """A task that can be pushed, with the defaults of its decorator; `kind`: to objects of this kind only."""
 
     task: str
     owner: str | None = None
+    kind: str | None = None
     queue: str | None = None
     priority: int | None = None
     retry: RetryPolicy | None = None

@@ -87,7 +87,3 @@ class Fenced(LifecycleError):
 
 class StartFailed(LifecycleError):
     """`on_start` raised; the object's jobs stay and are tried again with back-off."""
-
-
-class NotInRun(LifecycleError, RuntimeError):
-    """This can be called only while a lifecycle job runs."""

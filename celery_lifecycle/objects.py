@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from celery_lifecycle import validate
@@ -80,7 +81,9 @@ class Capability(Scheduling):
     def _scheduling(self) -> tuple[Deployment, ObjectRef, str, Resolve]:
         handle: LifecycleObject = self.object
         if handle is None:
-            raise LifecycleError("A capability has schedules only on an object: use it through an instance of its class.")
+            raise LifecycleError(
+                "A capability has schedules only on an object: use it through an instance of its class."
+            )
         return handle._deployment, handle.ref, self.id, self._resolve
 
     def _callback_of(self, task: str) -> str:
@@ -149,7 +152,11 @@ class LifecycleObject(ObjectHandle):
 
     def _resolve(self, fn: Any) -> Target:
         if isinstance(fn, BoundJob):
-            owner = fn._holder.id if isinstance(fn._holder, Capability) else HOST
+            owner, holder = (
+                (fn._holder.id, fn._holder.object) if isinstance(fn._holder, Capability) else (HOST, fn._holder)
+            )
+            if holder.ref != self.ref:
+                raise UnknownTask(f"{fn!r} belongs to another object than {self.ref}: push it through its own.")
             fn = (owner, fn.method_name)
         elif isinstance(fn, JobMethod):
             fn = (HOST, fn.name)
@@ -205,7 +212,7 @@ def _register(cls: type[LifecycleObject]) -> None:
                     _add_job(cls, member.id, attribute, method, app)
     for name in ("on_alarm", "on_memory_limit"):
         task = f"{cls.kind}.{name}"
-        make_task(task, _code_factory(cls, task, None, None), Target(task, HOST), {}, app, cls.__module__)
+        make_task(task, _code_factory(cls, task, None, None), Target(task, HOST, cls.kind), {}, app, cls.__module__)
 
 
 def _member(cls: type, name: str) -> Any:
@@ -218,7 +225,7 @@ def _member(cls: type, name: str) -> Any:
 def _add_job(cls: type[LifecycleObject], owner: str, attribute: str | None, method: JobMethod, app: Any) -> None:
     middle = "" if owner == HOST else f"{owner}."
     task = method.options.name or f"{cls.kind}.{middle}{method.name}"
-    target = method.options.target(task, owner)
+    target = replace(method.options.target(task, owner), kind=cls.kind)
     cls._targets[owner, method.name] = target
     factory = _code_factory(cls, task, attribute, method)
     make_task(task, factory, target, method.options.celery, app, cls.__module__)

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_lifecycle import events, validate
 from celery_lifecycle.deployment import Deployment, Target, current_run
-from celery_lifecycle.errors import PolicyInvalid, UnknownJob
+from celery_lifecycle.errors import PolicyInvalid, UnknownJob, UnknownTask
 from celery_lifecycle.model import Job, ObjectRef, RetryPolicy, Shipment
 from celery_lifecycle.sessions import push_in_connection, push_in_session
 from celery_lifecycle.store.jobs import Draft
@@ -49,8 +49,12 @@ def draft_of(deployment: Deployment, ref: ObjectRef, owner: str, target: Target,
     """Check the arguments of a push and make the draft of its row. Nothing is stored.
 
     Raises:
-        NameInvalid, TimeInvalid, PayloadError, PolicyInvalid: what was given is not allowed.
+        NameInvalid, TimeInvalid, PayloadError, PolicyInvalid, UnknownTask: what was given is not allowed.
     """
+    if target.kind not in (None, ref.kind):
+        raise UnknownTask(
+            f"{target.task} is a job of the kind {target.kind!r} and can't be pushed to {ref}: push it to an object of its kind."
+        )
     at_ms, delay_ms = when(push.at, push.delay)
     hung = validate.seconds(push.hung_timeout, "hung_timeout") or target.hung_timeout_ms
     options: dict[str, Any] = {}

@@ -54,7 +54,6 @@ class Sql:
         self.dialect = "mysql" if dialect == "mariadb" else dialect
         self.prefix = prefix
         self.combines_writes = self.takes_arrays = self.dialect == "postgresql"
-        self.returns_rows = self.dialect != "mysql"
         lock = "" if self.dialect == "sqlite" else " FOR UPDATE"
         skip = "" if self.dialect == "sqlite" else " FOR UPDATE SKIP LOCKED"
         now, ids = _NOW[self.dialect], _IDS[self.dialect]
@@ -65,7 +64,6 @@ class Sql:
         key = self._quoted("key")
 
         self.now = self._(f"SELECT {now}")
-        self.nothing_after_lock = now
 
         # --- objects
         self.lock_object = self._(f"SELECT {columns} FROM {o} WHERE id = :object{lock}")
@@ -128,7 +126,6 @@ class Sql:
 
         # --- jobs
         self.job = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object AND id = :job")
-        self.locked_job = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object AND id = :job{lock}")
         self.job_now = self._(
             f"SELECT {now}, {', '.join('j.' + self._quoted(name) for name in JOB_COLUMNS)} FROM (SELECT 1 AS one) AS o"
             f" LEFT JOIN {j} AS j ON j.object_id = :object AND j.id = :job"

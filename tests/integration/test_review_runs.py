@@ -11,7 +11,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from celery_lifecycle import Lifecycle, LifecycleObject, ObjectRef, Push, RetryPolicy, lifecycle_job
-from celery_lifecycle.errors import NameInvalid
+from celery_lifecycle.errors import NameInvalid, UnknownTask
 from celery_lifecycle.task import LifecycleTask
 from celery_lifecycle.testing import Harness
 
@@ -394,3 +394,21 @@ def test_what_on_start_pushes_is_of_no_line_of_the_job_that_was_due(harness: Har
     harness.advance(3600)
     harness.assert_dead(thing, "bad", reason="sealed")
     assert [job.id for job in thing.jobs.list()] == ["maintain"]
+
+
+# --- whose job it is
+
+
+def test_a_job_of_one_kind_is_not_pushed_to_an_object_of_another(harness: Harness, world: World) -> None:
+    other = harness.lifecycle.object("anything", "a")
+    for push in (
+        lambda: world.Thing("a").jobs.push("plain.go"),
+        lambda: other.jobs.push("plain.go"),
+        lambda: world.Thing("a").schedule(60, "plain.go"),
+        lambda: world.Thing("a").jobs.push(world.Plain("a").go),
+        lambda: world.Thing("a").jobs.push(world.Thing("b").go),
+    ):
+        with pytest.raises(UnknownTask, match=r"belongs to another object|is a job of the kind 'plain'"):
+            push()
+    assert world.Thing("a").jobs.push(world.Thing("a").go).task == "thing.go"
+    assert harness.lifecycle.object("plain", "z").jobs.push("plain.go").task == "plain.go"
