@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_lifecycle.model import DeadJob, Job, ObjectRef, ObjectState, Phase
+from celery_lifecycle.store.claims import queues_in
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.holds import Hold
 from celery_lifecycle.store.rows import dead_of, job_of, object_of
@@ -104,16 +105,6 @@ class QueueLateness:
     first: Due
     late: int
     sent: int
-
-
-def queues_in(tx: Tx) -> list[str]:
-    """The queues that have an alarm, in order."""
-    found: list[str] = []
-    row = tx.row(tx.sql.queue_heads, {"queue": ""})
-    while row is not None and row[4] is not None:
-        found.append(row[4])
-        row = tx.row(tx.sql.queue_heads, {"queue": row[4]})
-    return found
 
 
 def first_due(tx: Tx, queue: str) -> Due | None:

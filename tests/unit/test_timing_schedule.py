@@ -137,7 +137,10 @@ def test_identity_is_what_an_idempotent_call_compares():
 
 
 def test_the_identity_of_a_delay_or_a_date_is_not_its_time_which_is_another_one_at_each_call():
-    first, second = spec_for(datetime(2026, 1, 1, tzinfo=timezone.utc)), spec_for(datetime(2026, 1, 2, tzinfo=timezone.utc))
+    first, second = (
+        spec_for(datetime(2026, 1, 1, tzinfo=timezone.utc)),
+        spec_for(datetime(2026, 1, 2, tzinfo=timezone.utc)),
+    )
     assert first.identity == second.identity
     assert spec_for(8).identity == spec_for(9).identity != first.identity
 
