@@ -648,9 +648,9 @@ class Checker:
             return
         for thing in self.things.values():
             state = thing.state
-            if (state.queue, state.phase) == (queue, phase) and state.id not in result.lost:
-                if state.wake_at is not None and state.wake_at <= self.now:
-                    self.fail("a claim moves the alarm on", f"{state.ref}")
+            there = (state.queue, state.phase) == (queue, phase) and state.id not in result.lost
+            if there and state.wake_at is not None and state.wake_at <= self.now:
+                self.fail("a claim moves the alarm on", f"{state.ref}")
 
     # --- bodies
 
