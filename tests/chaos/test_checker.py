@@ -55,7 +55,10 @@ def test_an_overlap_is_seen_unless_its_first_run_was_stopped_for_longer_than_its
 def test_jobs_out_of_due_order_early_late_unknown_or_dead_are_seen() -> None:
     chain = tuple(Expected("subject/a", name, "chain", 10.0 + at) for at, name in ((0.001, "1"), (0.002, "2")))
     assert wrong(ran(11, 12, job="1"), ran(12, 13, job="2"), expected=chain) == []
-    assert "due order" in wrong(ran(12, 13, job="1"), ran(11, 12, job="2"), expected=chain)[0]
+    turned = ran(12, 13, job="1"), ran(11, 12, job="2")
+    assert "due order" in wrong(*turned, expected=chain)[0]
+    assert "due order" in wrong(*turned, expected=chain, faults=(Fault("broker away", 10.5, 11),))[0]
+    assert wrong(*turned, expected=chain, faults=(Fault("child SIGKILL", 10.5, 10.5, (3,)),)) == []
     assert "early" in wrong(ran(9.5, 11))[0]
     assert "late" in wrong(ran(11 + BOUND, 12 + BOUND))[0]
     assert "never pushed" in wrong(ran(10, 11), ran(10, 11, object="subject/b"))[0]
