@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import uuid
 from typing import Any
@@ -13,7 +12,7 @@ from kombu.exceptions import KombuError
 
 from celery_lifecycle import events, holds
 from celery_lifecycle.entries import Entries
-from celery_lifecycle.errors import LifecycleError
+from celery_lifecycle.errors import LifecycleError, LockTimeout
 from celery_lifecycle.lifecycle import Lifecycle, lifecycle_of
 from celery_lifecycle.model import Phase
 from celery_lifecycle.store.claims import Heads
@@ -22,7 +21,27 @@ LOOK_AT_HOLDS_EVERY = 10.0
 HOUSEKEEPING_EVERY = 60.0
 TELL_EVERY = 1.0
 ROUNDS_FOR = 1.0
+# What is due, but held by somebody's open transaction, is looked for again after so long: not at once, for ever.
+LOCKED_FOR = 0.02
 BACK_OFF = (0.1, 1.0)
+
+
+class Stop:
+    """What `close` sets. A signal handler may call it while this very thread waits, which an `Event`'s lock does not allow."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, unless it is set already. The signals that end beat end the sleep, by the exception that they raise."""
+        if not self._set:
+            time.sleep(seconds)
 
 
 class LifecycleScheduler(Scheduler):
@@ -39,9 +58,10 @@ class LifecycleScheduler(Scheduler):
     ) -> None:
         self._lifecycle: Lifecycle | None = None
         self._id = uuid.uuid4().hex
-        self._stopping = threading.Event()
+        self._stopping = Stop()
         self._failures = 0
         self._held_until: dict[str, float] = {}
+        self._locked: set[str] = set()
         self._told = 0.0
         self._looked = 0.0
         self._doubts: dict[tuple[str, str], int] = {}
@@ -127,7 +147,9 @@ class LifecycleScheduler(Scheduler):
         room = self._lifecycle.window.room(queue) > 0
         alarms = [heads.idle if room else None, heads.sent, heads.open]
         held = max(0.0, self._held_until.get(queue, 0.0) - time.monotonic())
-        return min([max((alarm - heads.now) / 1000, held) for alarm in alarms if alarm is not None], default=3600.0)
+        waits = [max((alarm - heads.now) / 1000, held) for alarm in alarms if alarm is not None]
+        soonest = min(waits, default=3600.0)
+        return max(soonest, LOCKED_FOR) if queue in self._locked and soonest <= 0 else soonest
 
     def _dispatch_queue(self, queue: str, heads: Heads) -> bool:
         """One batch of each phase. Returns whether there may be more that is due."""
@@ -136,6 +158,7 @@ class LifecycleScheduler(Scheduler):
             return False
         batch = self._lifecycle.config.claim_batch
         more = False
+        self._locked.discard(queue)
         for phase, alarm in ((Phase.OPEN, heads.open), (Phase.SENT, heads.sent), (Phase.IDLE, heads.idle)):
             if alarm is None or alarm > heads.now:
                 continue
@@ -143,6 +166,8 @@ class LifecycleScheduler(Scheduler):
             if limit <= 0:
                 continue
             claimed = self._lifecycle.store.claims.claim(queue, phase, limit)
+            if claimed.rows == 0:
+                self._locked.add(queue)
             sent = self._lifecycle.send(claimed.shipments) if claimed.shipments else 0
             for object_id in claimed.lost:
                 self._rescue(object_id)
@@ -158,7 +183,11 @@ class LifecycleScheduler(Scheduler):
         from celery_lifecycle.worker import tell
 
         assert self._lifecycle is not None
-        ended = self._lifecycle.store.ends.rescue(object_id)
+        try:
+            ended = self._lifecycle.store.ends.rescue(object_id)
+        except LockTimeout as error:  # a caller holds the row: the others are looked into all the same
+            events.database_failed("A lost run could not be looked into yet", error)
+            return
         if ended is not None:
             tell(ended)
 

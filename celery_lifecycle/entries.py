@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Protocol
 
 from celery.beat import ScheduleEntry, Scheduler
 from celery.result import denied_join_result
@@ -27,6 +26,12 @@ BACK_OFF = (0.1, 5.0)
 
 class BrokerAway(Exception):
     """The broker takes no messages: what is due waits."""
+
+
+class Stopping(Protocol):
+    """What tells that beat is to stop."""
+
+    def is_set(self) -> bool: ...
 
 
 class Entries:
@@ -64,7 +69,7 @@ class Entries:
         for name in list(self._scheduler.data):
             self._learn(name, known.get(_key(name)))
 
-    def run(self, stopping: threading.Event) -> float:
+    def run(self, stopping: Stopping) -> float:
         """Run what is due; returns the seconds until something may be due again."""
         try:
             self._merge()

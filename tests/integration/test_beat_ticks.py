@@ -1,0 +1,58 @@
+"""Beat's tick where others stand in its way: rows that are held, signals that come while it waits."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from celery import Celery
+from sqlalchemy import create_engine, text
+
+from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
+from celery_lifecycle.beat import LOCKED_FOR, LifecycleScheduler, Stop
+from celery_lifecycle.migrations.schema import migrate
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+def test_a_due_object_whose_row_a_caller_holds_is_looked_for_again_later_and_not_at_once(database_url: str) -> None:
+    app = Celery("ticks", broker="memory://", set_as_current=False)
+    lifecycle = Lifecycle(app, database_url=database_url, dispatch_window=1)
+    migrate(lifecycle.store.database)
+
+    class Cart(LifecycleObject, lifecycle=lifecycle):
+        @lifecycle_job
+        def remind(self, ctx: Any) -> None: ...
+
+    lifecycle.store.jobs.push_many([_draft(lifecycle, Cart)])
+    beat = LifecycleScheduler(app)
+    engine = create_engine(database_url)
+    with engine.connect() as caller:
+        caller.execute(text("SELECT id FROM lifecycle_objects FOR UPDATE"))
+        assert beat._dispatch_due() >= LOCKED_FOR
+        caller.rollback()
+    beat._dispatch_due()
+    state = lifecycle.store.objects.find(Cart("anna").ref)
+    assert state is not None
+    assert state.dispatch is not None
+    engine.dispose()
+    lifecycle.close()
+
+
+def _draft(lifecycle: Lifecycle, cls: Any) -> Any:
+    from celery_lifecycle.queue import Push, draft_of
+
+    cart = cls("anna")
+    return draft_of(lifecycle, cart.ref, "host", cart._resolve("remind"), Push("remind"))
+
+
+def test_beat_can_be_closed_by_a_signal_while_it_waits() -> None:
+    stop = Stop()
+    before = signal.signal(signal.SIGALRM, lambda *_: stop.set())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        stop.wait(0.1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert stop.is_set()
+    stop.wait(3600)
