@@ -285,7 +285,14 @@ class Runner:
     ) -> Report:  # fmt: skip
         writes = ctx.storage.pending if error is None else {}
         runs = self.deployment.store.runs
-        done = self._stored(link.task_id, lambda: runs.finish(link, begun.token, verdict, writes))
+        tried: list[Job] = []
+
+        def finish() -> Finished:
+            again = tried[0] if tried else None
+            tried.append(job)
+            return runs.finish(link, begun.token, verdict, writes, again)
+
+        done = self._stored(link.task_id, finish)
         if not done.accepted:
             return self._fenced(code.ref, job.id)
         tell_finished(code.ref, job, ctx.attempt, verdict, done, error)

@@ -177,7 +177,14 @@ class Database:
         if self.is_sqlite:
             connect_args = {"timeout": timeout, "check_same_thread": False}
         elif self._dialect_name == "postgresql" and self.url.get_driver_name() == "psycopg":
-            connect_args = {"connect_timeout": max(2, round(timeout))}
+            connect_args = {
+                "connect_timeout": max(2, round(timeout)),
+                # A server that is gone without a word is noticed within a quarter of a minute.
+                "keepalives_idle": 5,
+                "keepalives_interval": 3,
+                "keepalives_count": 3,
+                "tcp_user_timeout": 15_000,
+            }
         elif self.url.get_driver_name() == "pymysql":
             connect_args = {
                 "connect_timeout": max(2, round(timeout)),

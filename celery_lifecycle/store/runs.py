@@ -278,19 +278,25 @@ class Runs:
         token: str,
         verdict: Verdict,
         storage: Mapping[str, str | None] | None = None,
+        again: Job | None = None,
     ) -> Finished:
         """Apply the outcome of the attempt in flight; the last link closes the run and dispatches what is due already.
 
         Guard: token and step match and this link is in flight; the outcome only if the job's version is still the one
         that ran. `storage` (None deletes) is written if and only if the finish is accepted and the object was not destroyed
         meanwhile; then this link is the last one.
-        """
-        return self.database.run(self._finish, link, token, verdict, storage or {})
 
-    def _finish(self, tx: Tx, link: Link, token: str, verdict: Verdict, storage: Mapping[str, str | None]) -> Finished:
+        `again`: this very process has tried to finish this job, as it ran, and does not know whether that was committed; if
+        it was, that is what comes back, and nothing is changed.
+        """
+        return self.database.run(self._finish, link, token, verdict, storage or {}, again)
+
+    def _finish(
+        self, tx: Tx, link: Link, token: str, verdict: Verdict, storage: Mapping[str, str | None], again: Job | None
+    ) -> Finished:
         held = lock_by_id(tx, link.object_id, self.config.chain_length)
         if held is None or not run.may_finish(held.state, link, token):
-            return Finished(accepted=False)
+            return _finished_before(held, link, token, again)
         flight = held.state.in_flight
         assert flight is not None
         closes = link.last or flight.final
@@ -419,3 +425,13 @@ def _is_begun(state: ObjectState, link: Link, worker: Worker) -> bool:
         and state.step == link.position + 1
         and (state.worker, state.worker_pid) == (worker.instance, worker.pid)
     )
+
+
+def _finished_before(held: Locked | None, link: Link, token: str, again: Job | None) -> Finished:
+    """A finish that is not accepted, unless it is the repetition of one that was: the run went on, or the job did."""
+    if again is None:
+        return Finished(accepted=False)
+    if held is not None and held.state.token == token:
+        return Finished(accepted=held.state.step > link.position)
+    _, job = held.job(again.id) if held is not None else (0, None)
+    return Finished(accepted=job is None or job.version != again.version, closed=True)

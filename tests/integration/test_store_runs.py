@@ -473,3 +473,32 @@ def test_the_statements_of_a_run_do_not_grow_with_the_objects_jobs(t):
             counts[-1].append(tx.statements)
     assert counts[0] == counts[1]
     assert max(counts[0]) <= 5
+
+
+# --- a finish that is repeated because its answer was lost
+
+
+@pytest.mark.parametrize(
+    "verdict", [Verdict(Action.COMPLETE, clean=True), Verdict(Action.YIELD), Verdict(Action.RESCHEDULE, delay_ms=5000)]
+)
+def test_a_finish_that_was_committed_but_not_heard_of_is_found_out_when_it_is_repeated(t, verdict):
+    (link, *_), begun = opened(t)
+    assert t.finish(link, begun, verdict).accepted
+    before = t.store.objects.find(begun.job.object)
+    repeated = t.finish(link, begun, verdict, again=begun.job)
+    assert (repeated.accepted, repeated.closed) == (True, True)
+    assert t.store.objects.find(begun.job.object) == before
+    assert not t.finish(link, begun, verdict).accepted
+
+
+def test_a_repeated_finish_in_the_middle_of_a_chain_lets_the_chain_go_on(t):
+    links, begun = opened(t, "a", "b")
+    assert t.finish(links[0], begun).accepted
+    repeated = t.finish(links[0], begun, again=begun.job)
+    assert (repeated.accepted, repeated.closed) == (True, False)
+
+
+def test_a_repeated_finish_of_a_run_that_was_struck_meanwhile_is_refused(t):
+    (link, *_), begun = opened(t)
+    assert t.die(link) is not None
+    assert not t.finish(link, begun, again=begun.job).accepted
