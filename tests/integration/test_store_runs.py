@@ -469,7 +469,7 @@ def test_the_statements_of_a_run_do_not_grow_with_the_objects_jobs(t):
             begun = t.store.runs._begin(tx, link, Calling(TASK, 3), WORKER, False)
             counts[-1].append(tx.statements)
         with t.store.database.transaction() as tx:
-            t.store.runs._finish(tx, link, begun.token, DONE, {})
+            t.store.runs._finish(tx, link, begun.token, DONE, {}, None)
             counts[-1].append(tx.statements)
     assert counts[0] == counts[1]
     assert max(counts[0]) <= 5
