@@ -44,7 +44,7 @@ class ProcessNode(CeleryTestNode):  # type: ignore[misc]
     def __init__(self, container: Process, app: Celery, ledger: Ledger | None = None) -> None:
         super().__init__(container, app)
         self._ledger = ledger
-        self._last_pid = 0
+        self.last_pid = 0
 
     @property
     def status(self) -> str:
@@ -55,7 +55,7 @@ class ProcessNode(CeleryTestNode):  # type: ignore[misc]
     def pid(self) -> int:
         """The main process, 0 if it has ended."""
         pid = int(self.container.attrs["State"]["Pid"])
-        self._last_pid = pid or self._last_pid
+        self.last_pid = pid or self.last_pid
         return pid
 
     def children(self) -> list[int]:
@@ -74,7 +74,7 @@ class ProcessNode(CeleryTestNode):  # type: ignore[misc]
     def start(self) -> None:
         """Start the process without waiting for it."""
         self.container.start()
-        self._last_pid = self.pid
+        self.last_pid = self.pid
 
     def ready(self, timeout: float = 30) -> bool:
         """Wait until the node says that it is ready; if it ends instead, fail with its log."""
@@ -123,7 +123,7 @@ class ProcessNode(CeleryTestNode):  # type: ignore[misc]
     def bury(self) -> None:
         """Tell the ledger that the processes of a node that has ended by itself are gone."""
         if self._ledger is not None:
-            self._ledger.bury(self._last_pid)
+            self._ledger.bury(self.last_pid)
 
     def restart(self, reload_container: bool = True, force: bool = False) -> None:
         """End the node if it runs (``force``: by SIGKILL), start it again and wait until it is ready."""
@@ -132,7 +132,7 @@ class ProcessNode(CeleryTestNode):  # type: ignore[misc]
         elif self.status == "exited":
             self.bury()
         self.container.restart()
-        self._last_pid = self.pid
+        self.last_pid = self.pid
 
     def wait_for_log(self, log: str, message: str = "", timeout: float = 30) -> None:
         """Wait for a text in the log of this life of the node."""

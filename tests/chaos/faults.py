@@ -14,6 +14,14 @@ from tests.support import Proxy
 #: How long a worker is stopped by SIGSTOP: shorter than a lease, or so long that its runs are given to others.
 SHORT_STOP, LONG_STOP = (0.3, 2.0), (6.0, 9.0)
 
+#: What ends a worker that Celery and kombu could have kept: a process of its pool that dies before it is up, one that dies
+#: while the broker is away, and messages that can't be given back to a Redis that is away.
+CELERYS_OWN = (
+    "Could not start worker processes",
+    "file descriptor is None",
+    "'NoneType' object has no attribute 'hostname'",
+)
+
 
 @dataclass
 class Fault:
@@ -74,10 +82,12 @@ class Faults:
     def _ended_by_itself(self, node: ProcessNode) -> None:
         """One that can't reach its database at the start may end, so that its supervisor sees it; a ready one may not."""
         log = node.container.logs_of_this_life()
-        # Celery ends a worker one of whose processes dies before it is up.
-        if node.container.ready_prompt in log and "Could not start worker processes" not in log:
-            self.unexpected.append(f"{node.name()} ended by itself: {log[-3000:]}")
-        fault = Fault("ended at its start", time.monotonic())
+        kind = "ended at its start"
+        if node.container.ready_prompt in log:
+            kind = next((f"ended by Celery: {text}" for text in CELERYS_OWN if text in log), "ended by itself")
+        if kind == "ended by itself":
+            self.unexpected.append(f"{node.name()} {kind}: {log[max(log.rfind('CRITICAL'), 0) :][:5000]}")
+        fault = Fault(kind, time.monotonic(), pids=(node.last_pid,))
         self._later(1, node, fault, lambda: self._start(node))
 
     def _is_broken(self, part: object) -> bool:
