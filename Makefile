@@ -9,8 +9,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Test processes. The slow tests wait for real workers most of the time, so two keep two cores busy.
-WORKERS ?= 2
+# Test processes. The slow tests wait for real workers most of the time, so three keep two cores busy.
+WORKERS ?= 3
 TESTS ?= tests
 SEEDS ?= 1000
 MINUTES ?= 5
