@@ -16,7 +16,7 @@ from tests.support import wait_until
 StartWorker = Callable[..., WorkerNode]
 StartBeat = Callable[..., BeatNode]
 
-pytestmark = pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "redis"), ("sqlite", "filesystem"))
+pytestmark = pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "redis"))
 
 
 def dead_of(lifecycle: Lifecycle, task: str, task_id: str) -> list[DeadJob]:

@@ -82,7 +82,7 @@ def test_time_limits_use_up_attempts_and_a_hung_singleflight_job_is_stopped_and_
 
 
 @pytest.mark.parametrize("settings", [{"lifecycle_unknown_task_grace": 0}, {"lifecycle_unknown_task_grace": 2}])
-@pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "rabbitmq"), ("sqlite", "filesystem"))
+@pytest.mark.combinations(("mariadb", "rabbitmq"), ("sqlite", "filesystem"))
 def test_a_job_of_an_unknown_task_is_dead_after_its_grace_and_the_objects_other_jobs_run_at_once(
     start_worker: StartWorker,
     start_beat: StartBeat,

@@ -27,7 +27,7 @@ def test_a_worker_with_an_embedded_beat_needs_nobody_else(
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
-@pytest.mark.combinations(("postgresql", "redis"), ("sqlite", "redis"))
+@pytest.mark.combinations(("postgresql", "redis"))
 def test_jobs_in_the_workers_own_process_keep_their_lease_and_may_run_out_of_memory(
     start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger, pool: str
 ) -> None:

@@ -66,7 +66,7 @@ def test_a_job_longer_than_the_grace_of_three_deployments_is_put_back_without_a_
     assert ledger.records("struck") == []
 
 
-@pytest.mark.combinations(("postgresql", "rabbitmq"), ("mariadb", "redis"))
+@pytest.mark.combinations(("postgresql", "rabbitmq"))
 def test_a_cold_shutdown_puts_the_running_job_back_at_once(
     start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def test_nothing_is_in_the_broker_before_it_is_due_so_no_visibility_timeout_repe
     assert len(ledger.starts("eta")) == 1
 
 
-@pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "rabbitmq"), ("sqlite", "redis"))
+@pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "rabbitmq"))
 def test_two_beats_one_of_which_fails_in_a_claim_send_a_hundred_one_shots_once(
     start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger
 ) -> None:
@@ -121,7 +121,7 @@ def test_with_all_workers_stopped_the_chains_on_their_way_stay_bounded_and_all_j
     thing.jobs.cancel("job")
 
 
-@pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "rabbitmq"))
+@pytest.mark.combinations(("mariadb", "rabbitmq"))
 def test_a_long_queue_of_chains_opens_no_run_twice_for_its_own_queueing(
     start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger
 ) -> None:

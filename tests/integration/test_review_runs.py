@@ -1,6 +1,7 @@
 """Ends that are not the usual ones: text no database takes, limits while waiting, copies of promised ids, hooks, destroyed objects."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
