@@ -109,6 +109,8 @@ class Checker:
         self.held: dict[tuple[int, str], int] = {}
         self.deaths: dict[str, Death] = {}
         self.line_deaths: Counter[Any] = Counter()
+        self.root_deaths: Counter[Any] = Counter()
+        self.sealed: dict[str, set[str]] = defaultdict(set)
         self.culprits: dict[Any, set[str]] = defaultdict(set)
         self.contact: dict[Any, int] = {}
         self.doubted: dict[str, int] = {}
@@ -211,7 +213,9 @@ class Checker:
         if new is not None and new.doubt and not (old and old.doubt):
             self.doubted[new.token or ""] = self.world.now
         if label == "Workers._renew" and new is not None:
-            self._check_renewal(new)
+            self._check_renewal(new, args)
+        if label == "Jobs.push_in" and after is not None:
+            self._check_sealed(args[0], args[1], after)
         if label == "Runs._begin":
             self._check_begin(args[0], args[2], before, after)
         elif label in ("Runs._finish", "Runs._alarm_failed"):
@@ -221,7 +225,7 @@ class Checker:
         self._check_gone(label, args, before, after, dead)
         if label == "Runs.enter" and old is not None:
             self.line_deaths.pop((old.id, START, START), None)
-        if label in ("Objects.destroy", "Objects.resume"):
+        if label in ("Objects.destroy", "Objects.resume", "DeadJobs.replay"):
             self._forgive(old or new)
         if after is not None and new is not None:
             self._check_sending(label, old, new)
@@ -334,6 +338,9 @@ class Checker:
         if body is None or body.ended is None:
             self.fail("an outcome comes from a body that has ended", f"{link.task_id}")
             return
+        clean = body.end in ("ok", "again") and job is not None and job.version == flight.version
+        if clean and kept is not None and (kept.strikes or kept.suspect_on or kept.not_before_ms):
+            self.fail("a clean end clears strikes and suspicion", f"{kept.id} of {old.ref}")
         if body.end == "ok":
             self.held.pop((old.id, flight.job), None)
             self.line_deaths.pop((old.id, flight.line, flight.job), None)
@@ -347,6 +354,14 @@ class Checker:
 
     def _body_of(self, token: str, task_id: str) -> Body | None:
         return next((one for one in reversed(self.bodies) if (one.token, one.task_id) == (token, task_id)), None)
+
+    def _check_sealed(self, draft: Any, pusher: Any, after: Thing) -> None:
+        """What was sealed is brought back from outside only."""
+        known = self.sealed[str(draft.ref)]
+        if pusher is None:
+            known.discard(draft.id)
+        elif draft.id in known and draft.id in after.jobs:
+            self.fail("what was sealed stays away", f"{draft.id} of {after.state.ref}")
 
     # --- ends that are not good
 
@@ -381,6 +396,8 @@ class Checker:
                 self.fail("a death is counted once", f"{flight.job} of {old.ref}")
             death.counted = True
         sealed = {one[3] for one in dead if one[4] == "sealed"}
+        self.sealed[str(old.ref)] |= sealed
+        self._count_for_root(old, before.jobs.get(flight.job), flight.limit)
         key = (old.id, flight.line, flight.job)
         self.line_deaths[key] += 1
         if flight.job in (START, ALARM):
@@ -404,6 +421,15 @@ class Checker:
                 self.fail("a struck loop is slowed", f"{job.id} of {old.ref}")
             self.held[old.id, job.id] = self.now + round(wait)
 
+    def _count_for_root(self, old: ObjectState, job: Job | None, limit: int) -> None:
+        """A loop that pushes a new id of itself each time dies no more often than any other."""
+        root = job.payload.get("root") if job is not None and isinstance(job.payload, dict) else None
+        if root is None:
+            return
+        self.root_deaths[str(old.ref), root] += 1
+        if self.root_deaths[str(old.ref), root] > limit:
+            self.fail("a loop is sealed at its limit", f"{root} of {old.ref} under new ids")
+
     def _check_object_struck(self, old: ObjectState, new: ObjectState, flight: Any, count: int) -> None:
         """`on_start` or `on_alarm` has died: the object waits, and is paused at the limit."""
         if (new.not_before or 0) < self.now + self.config.strike_delay * 1000:
@@ -411,13 +437,12 @@ class Checker:
         if (count >= flight.limit) != (new.paused == SEALED) and old.paused != SEALED:
             self.fail("a loop is sealed at its limit", f"{flight.job} of {old.ref} after {count} deaths")
 
-    def _check_renewal(self, new: ObjectState) -> None:
+    def _check_renewal(self, new: ObjectState, args: Any) -> None:
         self.doubted.pop(new.token or "", None)
-        process: Any = self.world.process
-        running = {(header["object"], request.id, request.worker_pid) for request, header in process.links()}
+        running = {(one.object_id, one.task_id, one.pid) for one in args[1]}
         flight = new.in_flight
         if flight is None or (new.id, flight.task_id, new.worker_pid) not in running:
-            self.fail("only what runs is renewed", f"{new.ref} by {process.name}")
+            self.fail("only what runs is renewed", f"{new.ref} by {args[0]}")
 
     def _check_rescue(self, old: ObjectState, death: Death | None) -> None:
         looked = self.doubted.get(old.token or "")
@@ -479,6 +504,7 @@ class Checker:
         for table in (self.held, self.line_deaths):
             for key in [key for key in table if key[0] == state.id]:
                 del table[key]  # type: ignore[attr-defined]
+        self.sealed.pop(str(state.ref), None)
         for key in [key for key in self.culprits if key[0] == str(state.ref)]:
             del self.culprits[key]
 

@@ -75,6 +75,8 @@ class Clients:
 
     def _push(self, lifecycle: Any, handle: Any, event: dict[str, Any]) -> None:
         payload = {"s": event.get("script", [{}]), "n": event.get("n", 0)}
+        if "root" in event:
+            payload["root"] = event["root"]
         job_id = event.get("id")
         if job_id == "new":
             job_id = self.simulation.world.digits("id", 6)

@@ -184,6 +184,13 @@ class Writer:
                     at + self.within(10, 40_000), "revoke", on=f"later/{name}", id=name, terminate=self.flip(0.5), client=1
                 )  # fmt: skip
 
+    def some_schedules(self, chance: float, *ends: str) -> None:
+        for on in self.names:
+            if self.flip(chance) and on.startswith("plain"):
+                script = self.script(*(ends or ("ok",)))
+                seconds = self.pick(15, 30, 60)
+                self.event(self.when(0.3), "every", on=on, id="tick", seconds=seconds, script=script, client=0)
+
     def some_hooks(self, chance: float, *ends: str) -> None:
         """What `on_start` and `on_alarm` of an object do, before they are well again."""
         for name in ("f", "g"):
@@ -198,7 +205,7 @@ class Writer:
             at, on, do = self.when(0.7), self.pick(*self.names), self.pick(*what)
             more: dict[str, Any] = {"on": on, "client": self.within(0, 1)}
             if do in ("cancel", "reschedule"):
-                more["id"] = self.pick("a", "b", "c", "d")
+                more["id"] = self.pick("a", "b", "c", "d", "tick")
             if do == "reschedule":
                 more["delay"] = self.pick(0, 3, 30)
             if do == "alarm":
@@ -228,8 +235,8 @@ def ordinary(writer: Writer) -> None:
     writer.names = every[: writer.within(1, 3)]
 
 
-GENTLE = ("cancel", "reschedule", "pause", "rearm", "alarm", "delete_alarm", "store")
-ROUGH = (*GENTLE, "resume", "destroy", "destroy", "disable")
+GENTLE = ("cancel", "cancel", "reschedule", "pause", "rearm", "alarm", "delete_alarm", "store")
+ROUGH = (*GENTLE, "resume", "destroy", "destroy", "disable", "replay")
 
 
 def calm(writer: Writer) -> None:
@@ -239,6 +246,7 @@ def calm(writer: Writer) -> None:
     writer.plan.slots, writer.plan.workers = 6, 1
     writer.plan.settings["dispatch_window"] = 1000
     writer.plan.bound = writer.plan.poll + 300
+    writer.some_schedules(0.15, "ok", "fail", "again")
     writer.some_pushes(writer.within(2, 9), "ok", "yield", "again", "fail")
     if writer.flip(0.5):
         writer.some_changes(writer.within(1, 3), *GENTLE)
@@ -249,6 +257,7 @@ def calm(writer: Writer) -> None:
 def messages(writer: Writer) -> None:
     """Messages are lost, doubled, delayed and overtaken."""
     ordinary(writer)
+    writer.some_schedules(0.15, "ok", "fail", "again")
     writer.some_pushes(writer.within(2, 8), "ok", "yield", "again", "fail", long=writer.flip(0.3))
     if writer.flip(0.5):
         writer.some_changes(writer.within(1, 4), *GENTLE)
@@ -275,6 +284,7 @@ def switches(writer: Writer) -> None:
 def deaths(writer: Writer) -> None:
     """Children, workers, beats and clients die between any two steps."""
     ordinary(writer)
+    writer.some_schedules(0.15, "ok", "fail", "again")
     writer.some_pushes(writer.within(2, 6), "ok", "yield", "again", "fail", long=writer.flip(0.4))
     if writer.flip(0.4):
         writer.some_changes(writer.within(1, 4), *ROUGH)
@@ -297,6 +307,7 @@ def deaths(writer: Writer) -> None:
 def outages(writer: Writer) -> None:
     """The database goes away, answers get lost, workers stall past their lease and come back."""
     ordinary(writer)
+    writer.some_schedules(0.15, "ok", "fail", "again")
     writer.some_pushes(writer.within(2, 6), "ok", "yield", "again", "fail", long=True)
     if writer.flip(0.3):
         writer.some_changes(writer.within(1, 4), *ROUGH)
@@ -328,7 +339,7 @@ def returns(writer: Writer) -> None:
     plan.horizon, plan.workers, plan.slots = 400_000, 2, writer.pick(1, 1, 2)
     plan.settings = {}
     writer.names = [writer.pick("plain/a", "full/f")]
-    writer.pick(_some_return, _same_task_id, _lost_answers, _without_beat, _late_attempts)(writer)
+    writer.pick(_some_return, _same_task_id, _lost_answers, _without_beat, _late_attempts, _two_doubts)(writer)
     if writer.flip(0.3):
         writer.some_changes(writer.within(1, 3), "cancel", "reschedule", "destroy", "pause")
 
@@ -393,6 +404,17 @@ def _without_beat(writer: Writer) -> None:
     writer.some_faults("double", 3, 3, lambda: writer.within(20_000, 70_000))
 
 
+def _two_doubts(writer: Writer) -> None:
+    """A long run is doubted, renewed, and doubted again."""
+    script = [{"ms": writer.within(80_000, 140_000), "end": writer.pick("ok", "yield")}, writer.step("ok")]
+    writer.push(0, writer.names[0], script, id="a", task="work", delay=0)
+    what = writer.pick("stall", "cut", "away")
+    for at in (3000, 40_000, 80_000):
+        how = {} if what == "away" else {"who": "worker", "index": writer.within(0, 1), "all": True}
+        low, high = (26_000, 32_000) if what == "away" else (17_000, 25_500)
+        writer.event(at + writer.within(0, 9000), what, **how, **{"for": writer.within(low, high)})
+
+
 def _late_attempts(writer: Writer) -> None:
     """A job waits for its next attempt while its run is given up."""
     on = writer.names[0]
@@ -435,26 +457,44 @@ def doomed(writer: Writer) -> None:
         on = writer.names[number % len(writer.names)]
         step: dict[str, Any] = {"ms": writer.within(1, 2000), "end": fatal}
         script = [step]
-        shape = writer.pick("plain", "plain", "self", "line", "yields", "beats")
+        shape = writer.pick("plain", "self", "line", "line", "yields", "fails", "unlucky")
         more: dict[str, Any] = {"task": writer.pick("work", "loop"), "id": f"doom{number}"}
         if shape == "self":
             step["first"] = [
                 {"do": "push", "id": f"doom{number}", "task": more["task"], "script": [step.copy()], "n": 0}
             ]
         if shape == "line":
-            inner = {"do": "push", "id": "new", "task": more["task"], "script": [dict(step)], "n": 0}
-            step["first"] = [inner]
-            inner["script"][0]["first"] = [dict(inner, script=[dict(step, first=[dict(inner, script=[step.copy()])])])]
+            more["root"] = f"root{number}"
+            step["first"] = [_next_of_line(more, step, 4)]
         if shape == "yields":
             script = [{"ms": 5, "end": "yield"}, step] * 6 + [step]
+        if shape == "fails":
+            more["retry"] = [50, 10, 20]
+            script = [{"ms": 5, "end": "fail"}, step] * 8
+        if shape == "unlucky":
+            script = [step, {"ms": 5, "end": "again", "delay": writer.pick(0, 5)}] * 5 + [writer.step("ok")]
         writer.push(writer.within(0, 5000), on, script, **more)
     for _ in range(writer.within(2, 6)):
         on = writer.pick(*writer.names)
         script = writer.script("ok", "yield", "fail", steps=1)
         writer.push(writer.when(0.2), on, script, id=writer.pick("a", "b", "c", "d"), task="work")
+    for number in range(2):
+        # From inside of a run nobody brings back what was sealed.
+        again = {"do": "push", "id": f"doom{number}", "task": "work", "script": [writer.step("ok")], "n": 2000}
+        script = [{"ms": 5, "end": "ok", "first": [again]}]
+        on = writer.names[number % len(writer.names)]
+        writer.push(writer.within(150_000, 800_000), on, script, id="again", task="work", delay=0)
     if "full/f" in writer.names and writer.flip(0.6):
         which = writer.pick("on_memory_limit", "on_start", "on_alarm")
         plan.hooks[f"f {which}"] = ["ok"] * writer.within(0, 2) + [writer.pick("die", "die", "fail")] * 3
+
+
+def _next_of_line(more: dict[str, Any], step: dict[str, Any], depth: int) -> dict[str, Any]:
+    """A push of a new id of the same task, which does the same before it dies."""
+    dies = dict(step)
+    if depth:
+        dies["first"] = [_next_of_line(more, step, depth - 1)]
+    return {"do": "push", "id": "new", "task": more["task"], "script": [dies], "n": 0, "root": more["root"]}
 
 
 def suspects(writer: Writer) -> None:
@@ -472,8 +512,15 @@ def suspects(writer: Writer) -> None:
         if number < culprits:
             script = [{"ms": writer.within(1500, 3000), "end": "lost"}]
         else:
-            script = [{"ms": writer.within(5000, 9000), "end": "ok"}]
+            script = [
+                {"ms": writer.within(5000, 9000), "end": writer.pick("ok", "again"), "delay": 5},
+                writer.step("ok"),
+            ]
         writer.push(writer.within(0, 300), name, script, id="job", task="work", delay=None)
+    for name in writer.names[culprits:]:
+        # Neighbours of a suspect that were not there when it became one.
+        script = [{"ms": writer.within(20_000, 60_000), "end": "ok"}]
+        writer.push(writer.within(60_000, 400_000), name, script, id="late", task="work", delay=0)
     if writer.flip(0.3):
         writer.event(writer.when(0.3), "kill", who="worker", index=0)
 
@@ -485,7 +532,10 @@ def deploys(writer: Writer) -> None:
     plan.horizon = 200_000
     writer.some_pushes(writer.within(2, 6), "ok", "yield", "fail", "again", long=True)
     for _ in range(writer.within(1, 4)):
-        writer.event(writer.when(), "term", index=writer.within(0, 1), grace=writer.pick(200, 3000, 20_000))
+        at, index = writer.when(), writer.within(0, 1)
+        writer.event(at, "term", index=index, grace=writer.pick(200, 3000, 20_000))
+        if writer.flip(0.4):
+            writer.event(at + writer.within(1, 3000), "kill", who="child", index=index, nth=writer.within(0, 2))
     if writer.flip(0.3):
         writer.event(writer.when(), "away", **{"for": writer.pick(100, 3000, 31_000)})
     if writer.flip(0.3):

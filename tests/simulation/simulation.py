@@ -396,9 +396,10 @@ class Simulation:
         self.healing = True
         self.faults.stop()
         self.plan = replace(self.plan, queues=[])
-        self.away_until = self.broker.away_until = 0
+        now = self.world.now
+        self.away_until, self.broker.away_until = min(self.away_until, now), min(self.broker.away_until, now)
         for process in list(self.world.processes):
-            process.stalled_until = process.cut_until = 0
+            process.stalled_until, process.cut_until = min(process.stalled_until, now), min(process.cut_until, now)
         for index in range(max(1, self.plan.beats)):
             if index not in self.beats or not self.beats[index].alive:
                 self._start_beat(index)
@@ -557,6 +558,8 @@ class Simulation:
             for scheduler in self.schedulers:
                 wait = 20 + self.world.draw("poll", self.plan.poll)
                 scheduler._stopping.wake(wait)
+                if self.config.dispatch_window < 1000:  # which is counted again a second later
+                    self.world.at(self.world.now + wait + 1100, scheduler._stopping.wake)
 
     def lost_answer(self) -> Any:
         """None, or how long the process is cut off whose commit is not answered."""
