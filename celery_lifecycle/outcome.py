@@ -35,7 +35,7 @@ def decide(
     """
     if error is None:
         try:
-            return replace(verdict_of(value, code.plain), started_ms=started), None
+            return replace(verdict_of(value, code.plain), started_ms=started, strikes=ctx.job.strikes), None
         except LifecycleError as invalid:
             return replace(_dead(invalid), started_ms=started), invalid
     if is_outage(error):  # what happens to the platform uses up no attempt

@@ -149,3 +149,9 @@ def _own_machine(request: pytest.FixtureRequest, _session_locks: tuple[int, int]
     fcntl.flock(gate, fcntl.LOCK_UN)
     yield
     fcntl.flock(machine, fcntl.LOCK_UN)
+
+
+@pytest.fixture(autouse=True)
+def _results_may_be_waited_for() -> None:
+    """Celery keeps in one global whether a task is running: a test that ran one in this process may have left it set."""
+    _state._set_task_join_will_block(False)

@@ -309,6 +309,8 @@ class Runs:
             now, job = held.job(flight.job)
         if verdict.clean and verdict.action is Action.RESCHEDULE and held.state.holds:
             verdict = replace(verdict, clean=not self._has_tracked_work(tx, held.state.id, flight.job))
+        if job is not None and verdict.strikes is not None and job.strikes > verdict.strikes:
+            verdict = replace(verdict, clean=False)
         if verdict.clean and job is not None and job.strikes and lines.is_own_object(held.ref, job.task, job.id):
             lines.clear(tx, job, now, self.config)
         skipped, dropped = 0, {}

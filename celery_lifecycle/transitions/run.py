@@ -141,6 +141,7 @@ class Verdict:
         why, error, traceback: for DEAD.
         next: a recurring job's next occurrence: due time and schedule, instead of removing the job.
         clean: whether this end clears the job's own strikes and its suspicion.
+        strikes: of the job when its attempt began: one that came meanwhile (its tracked work died) is not cleared.
         started_ms: when the run of the job began, by the database's clock.
     """
 
@@ -154,6 +155,7 @@ class Verdict:
     next: tuple[int, str] | None = None
     clean: bool = False
     started_ms: int | None = None
+    strikes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import redis
+from kombu import pools
 
 from tests.support import services
 from tests.support.waiting import wait_until
@@ -33,6 +34,8 @@ def private_redis_url() -> Iterator[str]:
     try:
         yield url
     finally:
+        # Pools are kept by address: the next test on this database would get connections that are ended here.
+        pools.reset()
         _evict(url, lock.number)
         _flush(url)
         lock.release(clean=True)
