@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.plan import PROFILES, plan_of
+from tests.simulation.profiles import PROFILES, plan_of
 from tests.simulation.simulation import Simulation
 from tests.simulation.story import report
 
@@ -36,7 +36,7 @@ def main() -> int:
             return 1
         if given.story:
             sys.stdout.write("\n".join(simulation.world.trace or ()) + "\n")
-        stats.update(simulation.checker.stats)
+        stats.update(simulation.checker.facts.stats)
         if sys.stdout.isatty() and count % 100 == 0:
             sys.stdout.write(f"\r{count} seeds, {count / (time.monotonic() - began):.0f}/s ")
     took = time.monotonic() - began

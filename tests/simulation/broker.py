@@ -44,19 +44,17 @@ class Broker:
         self.published += 1
         text = json.dumps([headers, body])
         header = headers.get(HEADER) or {}
-        simulation.checker.published(header)
+        simulation.checker.chains.published(header)
         latency = 1 + world.draw("latency", 4)
         copies = [latency]
         if faults.hits("lose") is not None:
             world.say(f"message {headers['id']} is lost")
-            simulation.touched("message", headers["id"])
             copies = []
         again = faults.hits("double")
         if again is not None:
             copies.append(latency + again)
         late = faults.hits("delay")
         if late is not None:
-            simulation.touched("message", headers["id"])
             copies = [copy + late for copy in copies]
         for copy in copies:
             world.at(world.now + copy, lambda: self._arrive(queue, text))
@@ -98,7 +96,7 @@ class SimSender(Sender):
                     continue
                 body = message["body"]
                 body = json.loads(body) if isinstance(body, str) else body
-                self.simulation.checker.sent(shipment)
+                self.simulation.checker.chains.sent(shipment)
                 self.simulation.broker.publish(message["routing_key"], message["headers"], body)
         except OSError as error:
             events.broker_failed(len(shipments), "delivery is uncertain", error)
