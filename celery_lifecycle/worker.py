@@ -150,7 +150,7 @@ def _is_prefork(parent: Any) -> bool:
 
 
 class Renewer(threading.Thread):
-    """Renews every sixth of the backup alarm; five times as often while the database does not answer."""
+    """Renews every sixth of the backup alarm; five times as often while it can't, or not all."""
 
     def __init__(self, app: Celery, hostname: str, kills: bool) -> None:
         super().__init__(name="lifecycle-renewer", daemon=True)
@@ -177,7 +177,7 @@ class Renewer(threading.Thread):
 
     def _round(self) -> bool:
         try:
-            self.renew()
+            renewed = self.renew()
             tracked.renew(self.app)
             self._beat()
             self._look_for_hung()
@@ -192,15 +192,19 @@ class Renewer(threading.Thread):
         if self._failing:
             events.database_back()
         self._failing = False
-        return True
+        return renewed
 
-    def renew(self) -> int:
-        """Renew the leases of all links that run in this worker now."""
+    def renew(self) -> bool:
+        """Renew the leases of all links that run in this worker now.
+
+        False: some were skipped, so a caller holds their rows and it is to be tried again soon: once they are free, beat's
+        second look comes no later than the next regular renewal.
+        """
         running = [
             Running(header["object"], request.id, this_life().process(request.worker_pid))
             for request, header in running_links()
         ]
-        return self.app.lifecycle.store.workers.renew(this_life().instance, running)
+        return bool(self.app.lifecycle.store.workers.renew(this_life().instance, running) == len(running))
 
     def _beat(self) -> None:
         lifecycle = self.app.lifecycle

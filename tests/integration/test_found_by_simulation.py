@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from celery_lifecycle import worker
 from celery_lifecycle.code import Code
 from celery_lifecycle.errors import DatabaseUnavailable, Fenced
 from celery_lifecycle.model import ObjectRef, Phase
@@ -114,3 +115,21 @@ def test_an_attempt_does_not_begin_beside_the_run_that_took_the_place_of_its_own
 
     assert called == [1]
     assert isinstance(report.error, Fenced)
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+def test_a_renewal_that_skipped_a_held_row_is_tried_again_soon(t, monkeypatch):
+    """Else beat's second look can come before it: a caller's open transaction would be a strike."""
+    t.push("a", FIRST)
+    [link] = links_of(t.shipped(FIRST))
+    assert t.begin(link, WORKER).job is not None
+    request = SimpleNamespace(id=link.task_id, worker_pid=WORKER.pid)
+    life = SimpleNamespace(instance=WORKER.instance, process=lambda pid: pid)
+    monkeypatch.setattr(worker, "_renewers", [])
+    monkeypatch.setattr(worker, "this_life", lambda: life)
+    monkeypatch.setattr(worker, "running_links", lambda: [(request, {"object": link.object_id})])
+    renewer = worker.Renewer(SimpleNamespace(lifecycle=SimpleNamespace(store=t.store)), "host", kills=False)
+    with t.store.database.engine.connect() as caller:
+        caller.exec_driver_sql("SELECT id FROM lifecycle_objects FOR UPDATE").all()
+        assert not renewer.renew()
+    assert renewer.renew()

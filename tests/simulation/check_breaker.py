@@ -21,6 +21,7 @@ class BreakerChecks:
         self.held: dict[tuple[int, str], int] = {}
         """Until when a struck job must wait."""
         self.line_deaths: Counter[Any] = Counter()
+        self.job_deaths: Counter[Any] = Counter()
         self.root_deaths: Counter[Any] = Counter()
         self.sealed: dict[str, set[str]] = defaultdict(set)
         self.culprits: dict[Any, set[str]] = defaultdict(set)
@@ -43,7 +44,8 @@ class BreakerChecks:
         if label == "Ends._rescue":
             self._check_rescue(old, death)
             self._check_aboard(old, after, death, struck)
-        if death is not None and death.killed_by in ("hung", "limit", "revoked") and struck:
+        told = label == "Ends._end"  # or its parent could not tell the database why it died
+        if death is not None and told and death.killed_by in ("hung", "limit", "revoked") and struck:
             self.facts.fail("a job that was stopped is not struck", f"{flight.job} of {old.ref}: {death.killed_by}")
         if label == "Ends.struck_inside":
             self.culprits[str(old.ref), flight.line, flight.job].add(f"{old.ref}#{flight.line}")
@@ -66,7 +68,9 @@ class BreakerChecks:
         if flight.job in (START, ALARM):
             self._check_object_struck(old, new, flight, self.line_deaths[key])
             return
+        self.job_deaths[old.id, flight.job] += 1
         count = sum(n for (oid, line, _), n in self.line_deaths.items() if (oid, line) == (old.id, flight.line))
+        count = max(count, self.job_deaths[old.id, flight.job])
         if count >= flight.limit and not sealed and flight.job in before.jobs:
             self.facts.fail("a loop is sealed at its limit", f"{flight.job} of {old.ref} after {count} deaths")
         if sealed:
@@ -74,6 +78,8 @@ class BreakerChecks:
             for one in list(self.line_deaths):
                 if one[:2] == (old.id, flight.line):
                     del self.line_deaths[one]
+            for job_id in sealed:
+                self.job_deaths.pop((old.id, job_id), None)
             return
         wait = min(self.facts.config.strike_delay, self.facts.config.strike_delay_max) * 1000
         for job in before.jobs.values():
@@ -121,6 +127,8 @@ class BreakerChecks:
             self.facts.fail(
                 "no link is left in flight", f"{old.in_flight and old.in_flight.job} of {old.ref}, {worker.name}"
             )
+        if self.facts.simulation.holds.get(old.id, 0) >= looked:
+            return
         if not self.blocked_since(worker, self.doubted.get(old.token or "", self.facts.world.now)):
             self.facts.fail("a live worker is not given up", f"{old.ref} runs in {worker.name}")
 
@@ -171,10 +179,22 @@ class BreakerChecks:
         elif draft.id in known and draft.id in after.jobs:
             self.facts.fail("what was sealed stays away", f"{draft.id} of {after.state.ref}")
 
+    def acquit(self, old: ObjectState, flight: Any) -> None:
+        """A clean end clears the job's own strikes."""
+        self.held.pop((old.id, flight.job), None)
+        self.job_deaths.pop((old.id, flight.job), None)
+        self.line_deaths.pop((old.id, flight.line, flight.job), None)
+        self.culprits.pop((str(old.ref), flight.line, flight.job), None)
+
+    def let_go(self, object_id: int, job_id: str) -> None:
+        """A job that is gone leaves its deaths to its line."""
+        self.held.pop((object_id, job_id), None)
+        self.job_deaths.pop((object_id, job_id), None)
+
     def forgive(self, state: ObjectState | None) -> None:
         if state is None:
             return
-        for table in (self.held, self.line_deaths):
+        for table in (self.held, self.line_deaths, self.job_deaths):
             for key in [key for key in table if key[0] == state.id]:
                 del table[key]  # type: ignore[attr-defined]
         self.sealed.pop(str(state.ref), None)

@@ -136,10 +136,11 @@ class ChainChecks:
     def claimed(self, args: Any, result: Any) -> None:
         """What was due in that queue and phase is dealt with: none of it is claimed again by the next tick."""
         queue, phase, limit = args
+        held = self.facts.simulation.held_rows()
         if result.rows >= limit:
             return
         for thing in self.facts.things.values():
             state = thing.state
-            there = (state.queue, state.phase) == (queue, phase) and state.id not in result.lost
+            there = (state.queue, state.phase) == (queue, phase) and state.id not in (*result.lost, *held)
             if there and state.wake_at is not None and state.wake_at <= self.facts.now:
                 self.facts.fail("a claim moves the alarm on", f"{state.ref}")

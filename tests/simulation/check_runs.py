@@ -97,15 +97,11 @@ class RunChecks:
         if clean and kept is not None and (kept.strikes or kept.suspect_on or kept.not_before_ms):
             self.facts.fail("a clean end clears strikes and suspicion", f"{kept.id} of {old.ref}")
         if body.end == "ok":
-            self.breaker.held.pop((old.id, flight.job), None)
-            self.breaker.line_deaths.pop((old.id, flight.line, flight.job), None)
-            self.breaker.culprits.pop((str(old.ref), flight.line, flight.job), None)
+            self.breaker.acquit(old, flight)
             if job is not None and job.version == flight.version:
                 self.completed.add((old.id, flight.job, flight.version))
         if body.end == "again" and kept is not None and kept.not_before_ms is None:
-            self.breaker.held.pop((old.id, flight.job), None)
-            self.breaker.line_deaths.pop((old.id, flight.line, flight.job), None)
-            self.breaker.culprits.pop((str(old.ref), flight.line, flight.job), None)
+            self.breaker.acquit(old, flight)
 
     def body_begins(self, child: Child, ctx: Any, payload: Any) -> dict[str, Any]:
         header: dict[str, Any] = child.header or {}

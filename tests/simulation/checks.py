@@ -199,7 +199,7 @@ class Checker:
     def _let_go(self, before: Thing | None, job: Job, replaced: bool = False) -> None:
         if before is None or replaced:
             return
-        self.breaker.held.pop((before.state.id, job.id), None)
+        self.breaker.let_go(before.state.id, job.id)
 
     def returned(self, label: str, args: Any, result: Any) -> None:
         """A verb has come back to its caller."""

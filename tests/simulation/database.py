@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from sqlalchemy import create_engine
 from sqlalchemy.pool import StaticPool
 
-from celery_lifecycle.errors import DatabaseUnavailable
+from celery_lifecycle.errors import DatabaseUnavailable, LockTimeout
 from celery_lifecycle.store.database import Conflict, Database, Disconnected, Tx
 from celery_lifecycle.tables import make_tables
 
@@ -51,6 +52,25 @@ def shared() -> Shared:
     return _shared[0]
 
 
+class HeldTx(Tx):
+    """A transaction beside one that was left open: rows that the other holds are waited for in vain, or skipped."""
+
+    held: frozenset[int] = frozenset()
+
+    def row(self, statement: str, params: Any = None) -> Any:
+        found = super().row(statement, params)
+        if found is not None and statement in (self.sql.lock_object, self.sql.lock_named) and found[0] in self.held:
+            raise LockTimeout("simulated: another transaction holds the row")
+        return found
+
+    def rows(self, statement: str, params: Any = None) -> Any:
+        if statement not in (self.sql.claimable, self.sql.renewable, self.sql.lock_stale):
+            return super().rows(statement, params)
+        limit = params.get("limit", 1000)
+        found = super().rows(statement, {**params, "limit": limit + len(self.held)})
+        return [row for row in found if row[0] not in self.held][:limit]
+
+
 class SimDatabase(Database):
     """The `Database` of one simulated process."""
 
@@ -77,7 +97,10 @@ class SimDatabase(Database):
     def transaction(self, reads: bool = False) -> Iterator[Tx]:
         simulation = self.simulation
         connection = shared().connection
-        tx = Tx(connection, self.sql, self.engine.dialect, self.clock)
+        tx: Tx = Tx(connection, self.sql, self.engine.dialect, self.clock)
+        if simulation.holds and simulation.world.current is not None:
+            tx = HeldTx(connection, self.sql, self.engine.dialect, self.clock)
+            tx.held = simulation.held_rows()
         before = connection.total_changes
         tx.run("BEGIN IMMEDIATE")
         try:
@@ -108,3 +131,13 @@ def lost_on_record(instance: str) -> bool:
         f"SELECT 1 FROM {PREFIX}heartbeats WHERE kind = 'lost' AND key = ?", (instance,)
     )
     return found.fetchone() is not None
+
+
+def draining_on_record(instance: str) -> bool:
+    """Whether the table knows that a worker instance was on its way out."""
+    found = (
+        shared()
+        .connection.execute(f"SELECT data FROM {PREFIX}heartbeats WHERE kind = 'worker' AND key = ?", (instance,))
+        .fetchone()
+    )
+    return found is not None and bool(json.loads(found[0])["draining"])

@@ -22,7 +22,7 @@ from celery_lifecycle.transitions.run import Worker
 from celery_lifecycle.worker import LifecycleRequest, Renewer
 from tests.simulation import application
 from tests.simulation.broker import SimSender
-from tests.simulation.database import lost_on_record
+from tests.simulation.database import draining_on_record, lost_on_record
 from tests.simulation.engine import Event, Process
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ class WorkerProcess(Process):
         life = Life()
         life.instance = f"{self.name}-{simulation.world.digits('instance', 8)}"
         self.life = life
-        self.draining_stored = False
         self.children: list[Child] = []
         self.free: list[Child] = []
         self._numbers = 0
@@ -102,6 +101,10 @@ class WorkerProcess(Process):
         self.renewer: Any = SimRenewer(self)
         self.start(self.renewer.run)
         self.on_death = lambda: simulation.worker_lost(self)
+
+    @property
+    def draining_stored(self) -> bool:
+        return draining_on_record(self.life.instance)
 
     def next_child(self) -> int:
         self._numbers += 1
@@ -224,12 +227,16 @@ class SimRenewer(Renewer):
         self.wake = Event(process.world, process)  # type: ignore[assignment]
         self._told: bool | None = None
 
+    def renew(self) -> Any:
+        """The thread gets its turn when the process has time for it, and the network is no faster than that."""
+        self.process.world.sleep(self.process.world.draw("renewal", 300))
+        return super().renew()
+
     def _beat(self) -> None:
         draining = self.process.life.draining
         if self._told != draining or lost_on_record(self.process.life.instance):
             super()._beat()
             self._told = draining
-            self.process.draining_stored = draining
 
 
 class Machine:

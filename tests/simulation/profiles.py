@@ -115,6 +115,10 @@ def outages(writer: Writer) -> None:
             who=writer.pick("worker", "child", "beat"),
             **{"for": writer.pick(5000, 30_000, 60_000)},
         )
+    if writer.flip(0.4):
+        for _ in range(writer.within(1, 3)):
+            on = writer.pick(*writer.names)
+            writer.event(writer.within(5000, 90_000), "hold", on=on, **{"for": writer.pick(2000, 8000, 24_000, 60_000)})
     writer.some_faults("unheard", writer.within(0, 4), 40, lambda: writer.pick(0, 0, 5000, 45_000))
     writer.some_faults("conflict", writer.within(0, 3), 60)
     writer.some_faults("double", writer.within(0, 4), 14, lambda: writer.pick(0, 5, 500, 25_000, 35_000, 60_000))
@@ -127,7 +131,7 @@ def returns(writer: Writer) -> None:
     plan.horizon, plan.workers, plan.slots = 400_000, 2, writer.pick(1, 1, 2)
     plan.settings = {}
     writer.names = [writer.pick("plain/a", "full/f")]
-    writer.pick(_some_return, _same_task_id, _lost_answers, _without_beat, _late_attempts, _two_doubts)(writer)
+    writer.pick(_some_return, _same_task_id, _lost_answers, _without_beat, _late_attempts, _two_doubts, _held)(writer)
     if writer.flip(0.3):
         writer.some_changes(writer.within(1, 3), "cancel", "reschedule", "destroy", "pause")
 
@@ -204,6 +208,15 @@ def _two_doubts(writer: Writer) -> None:
         how = {} if what == "away" else {"who": "worker", "index": writer.within(0, 1), "all": True}
         low, high = (26_000, 32_000) if what == "away" else (17_000, 25_500)
         writer.event(at + writer.within(0, 9000), what, **how, **{"for": writer.within(low, high)})
+
+
+def _held(writer: Writer) -> None:
+    """Callers hold the row of a long run again and again, for longer than its lease."""
+    on = writer.names[0]
+    script = [{"ms": writer.within(150_000, 300_000), "end": writer.pick("ok", "yield")}, writer.step("ok")]
+    writer.push(0, on, script, id="a", task="work", delay=0)
+    for at in range(3000, 300_000, 35_000):
+        writer.event(at + writer.within(0, 5000), "hold", on=on, **{"for": writer.within(21_000, 30_000)})
 
 
 def _late_attempts(writer: Writer) -> None:

@@ -62,6 +62,7 @@ class Simulation:
         self.workers: dict[int, WorkerProcess] = {}
         self.away_until = 0
         self.away_since = 0
+        self.holds: dict[int, int] = {}
         self.revoked: set[str] = set()
         self.healing = False
         self._lives = 0
@@ -155,6 +156,7 @@ class Simulation:
         self.world.say("--- nothing fails from here on")
         self.healing = True
         self.faults.stop()
+        self.holds.clear()
         self.plan = replace(self.plan, queues=[])
         now = self.world.now
         self.away_until, self.broker.away_until = min(self.away_until, now), min(self.broker.away_until, now)
@@ -226,6 +228,16 @@ class Simulation:
             self.world.say(f"{victim.name} is cut off from the database for {event['for'] / 1000:g} s")
             for process in (victim, *getattr(victim, "children", ())):
                 process.cut_until = max(process.cut_until, self.world.now + event["for"])
+
+    def _do_hold(self, event: dict[str, Any]) -> None:
+        """A caller has pushed in a transaction of his own, and leaves it open."""
+        for key, thing in self.checker.facts.things.items():
+            if str(thing.state.ref) == event["on"]:
+                self.world.say(f"a caller's transaction holds {event['on']} for {event['for'] / 1000:g} s")
+                self.holds[key] = max(self.holds.get(key, 0), self.world.now + event["for"])
+
+    def held_rows(self) -> frozenset[int]:
+        return frozenset(key for key, until in self.holds.items() if until > self.world.now)
 
     def _do_term(self, event: dict[str, Any]) -> None:
         worker = self.workers.get(event.get("index", 0))
