@@ -6,13 +6,15 @@ from typing import Any
 
 from celery import Celery
 
-from celery_lifecycle import Lifecycle, LifecycleObject, RetryPolicy, lifecycle_job
+from celery_lifecycle import Lifecycle, LifecycleObject, RetryPolicy, deployment, lifecycle_job
 from celery_lifecycle.objects import Capability
 from celery_lifecycle.task import LifecycleTask
 
 app = Celery("simulated", broker="memory://", set_as_current=False)
 app.conf.task_always_eager = False
+_before = list(deployment._default)
 base = Lifecycle(app, database_url="sqlite://")
+deployment._default[:] = _before  # other tests of this process have theirs
 
 running: list[Any] = []
 """The simulation that runs now, if any."""

@@ -54,7 +54,7 @@ class RunChecks:
         self.facts.begun[flight.task_id, worker.pid] = new.token
         if link.job.startswith(HOOK_PREFIX):
             self.hooks_begun[new.id, link.job] += 1
-            if self.hooks_begun[new.id, link.job] > 1 and not self.facts.simulation.plan.may_repeat:
+            if self.hooks_begun[new.id, link.job] > 1:
                 self.facts.fail("a memory hook is tried once", f"{link.job} of {new.ref}")
         if flight.suspect:
             others = [

@@ -35,7 +35,6 @@ class Process:
         self.alive = True
         self.stalled_until = 0
         self.cut_until = 0
-        self.blocked_at = 0
         self.offset = world.draw(f"offset:{name}", 20_000) - 10_000
         self.lifecycle: Any = parent.lifecycle if parent is not None else None
         self.life: Any = parent.life if parent is not None else None

@@ -22,7 +22,6 @@ class Plan:
         restart: after how long a dead process comes back. poll: how often (ms) beat looks.
         bound: how late (ms) a run may begin in this plan; 0: no promise.
         served: queues that must be empty by the horizon, whatever happens to others.
-        may_repeat: a hook whose end nobody heard of may be tried again.
     """
 
     seed: int
@@ -42,7 +41,6 @@ class Plan:
     unknown: list[Any] = field(default_factory=list)
     bound: int = 0
     served: list[str] = field(default_factory=list)
-    may_repeat: bool = False
 
     def config(self) -> Config:
         return Config(database_url="sqlite://", poll_interval=60, **self.settings)

@@ -27,7 +27,7 @@ import celery_lifecycle.store.unit
 import celery_lifecycle.task
 import celery_lifecycle.window
 import celery_lifecycle.worker
-from celery_lifecycle import YIELD, Reschedule
+from celery_lifecycle import YIELD, Reschedule, deployment
 from celery_lifecycle.beat import LifecycleScheduler
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import LifecycleError
@@ -113,7 +113,7 @@ class Simulation:
         with contextlib.ExitStack() as stack:
             for module, name, value in patches:
                 stack.enter_context(mock.patch.object(module, name, value))
-            before = application.app.lifecycle, QUIET.disabled
+            before = application.app.lifecycle, QUIET.disabled, list(deployment._default)
             QUIET.disabled = True
             application.running.append(self)
             shared().empty()
@@ -122,7 +122,7 @@ class Simulation:
             finally:
                 self.world.end()
                 application.running.pop()
-                application.app.lifecycle, QUIET.disabled = before
+                application.app.lifecycle, QUIET.disabled, deployment._default[:] = before
 
     def _unexpected(self, what: str, error: BaseException) -> None:
         """What the code under test takes for a bug is one."""
@@ -322,7 +322,6 @@ class Simulation:
         self.step(f"before {label}")
         process = self.world.process
         if process is not None and self.is_away(process):
-            process.blocked_at = self.world.now
             raise away()
 
     def committed(self, label: str, args: tuple[Any, ...]) -> None:
