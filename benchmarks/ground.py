@@ -74,6 +74,15 @@ def analyze(database: str) -> None:
     engine.dispose()
 
 
+def empty(database: str) -> None:
+    """No objects and no jobs: nothing of one round is sent again in the next."""
+    engine = create_engine(database)
+    with engine.begin() as connection:
+        for table in ("bench_jobs", "bench_objects"):
+            connection.execute(text(f"DELETE FROM {table}"))
+    engine.dispose()
+
+
 @contextlib.contextmanager
 def celery(where: Ground, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A real `celery` process on `benchmarks.app`."""

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import redis
 
-from benchmarks.ground import Ground, analyze, celery, percentile, until
+from benchmarks.ground import Ground, analyze, celery, empty, percentile, until
 
 Result = dict[str, Any]
 
@@ -57,36 +57,46 @@ def push(where: Ground, scale: float) -> Iterator[Result]:
 
 
 def hand_over(where: Ground, scale: float) -> Iterator[Result]:
-    """Objects due at one instant, claimed and sent by beat's own tick: single jobs, and chains of five."""
+    """Objects due at one instant, claimed and sent by a real beat: single jobs, and chains of five.
+
+    The time is from that instant to the last message in the queue.
+    """
     from celery_lifecycle import ObjectRef, Push
-    from celery_lifecycle.beat import LifecycleScheduler
     from celery_lifecycle.deployment import Target
     from celery_lifecycle.queue import draft_of
 
     parts = _parts()
     count = int(10000 * scale)
-    for length in (1, 5):
-        rates, bares = [], []
-        for round_ in range(3):
-            bares.append(_bare_rate(parts, int(3000 * scale)))
-            drafts = [
-                draft_of(
-                    parts.lifecycle, ObjectRef("noop", f"{length}-{round_}-{place // length}"), "host", Target("noop"),
-                    Push("noop", id=f"job-{place % length}"),
-                )
-                for place in range(count)
-            ]  # fmt: skip
-            parts.lifecycle.store.jobs.push_many(drafts)
-            analyze(where.database)
-            beat = LifecycleScheduler(parts.app)
-            parts.lifecycle.sender.send([])
-            begun = time.perf_counter()
-            while parts.lifecycle.store.claims.count_overdue(parts.app.conf.task_default_queue):
-                beat._dispatch_due()
-            rates.append(count / (time.perf_counter() - begun))
-            _purge(parts)
-        what = "hand-over, single jobs" if length == 1 else "hand-over, chains of five"
-        yield _row(what, statistics.median(rates), "jobs/s", statistics.median(bares))
+    with celery(where, "beat", "-S", "lifecycle"):
+        until(lambda: parts.lifecycle.store.beats.list(), 30)
+        for what, length in (("hand-over, single jobs", 1), ("hand-over, chains of five", 5)):
+            pairs = []
+            for round_ in range(5):
+                before = _bare_rate(parts, int(3000 * scale))
+                refs = [ObjectRef("noop", f"{round_}-{place // length}") for place in range(count)]
+                due = datetime.now(timezone.utc) + timedelta(seconds=2 + count / 5000)
+                pushes = [Push("noop", id=f"job-{place % length}", at=due) for place in range(count)]
+                noop = Target("noop")
+                drafts = [
+                    draft_of(parts.lifecycle, ref, "host", noop, push) for ref, push in zip(refs, pushes, strict=True)
+                ]
+                parts.lifecycle.store.jobs.push_many(drafts)
+                analyze(where.database)
+                time.sleep(max(0.0, due.timestamp() - time.time()))
+                until_sent = _messages_are(parts, count // length)
+                rate = count / (until_sent - due.timestamp())
+                empty(where.database)
+                _purge(parts)
+                pairs.append((rate, (before + _bare_rate(parts, int(3000 * scale))) / 2))
+            yield _paired(what, pairs, "jobs/s")
+
+
+def _messages_are(parts: Any, count: int) -> float:
+    """Wait until so many messages are in the queue; the time at which they were."""
+    with parts.app.connection_for_read() as connection:
+        queue = parts.app.amqp.queues[parts.app.conf.task_default_queue].bind(connection.default_channel)
+        until(lambda: queue.queue_declare().message_count >= count, 120, every=0.01)
+        return time.time()
 
 
 def _purge(parts: Any) -> None:
@@ -112,8 +122,8 @@ def work(where: Ground, scale: float) -> Iterator[Result]:
             before = _accepted(parts, "noop")
             noop.push_many([{} for _ in range(count)])
             analyze(where.database)
-            while parts.lifecycle.store.claims.count_overdue(queue):
-                parts.lifecycle.send(parts.lifecycle.store.claims.claim(queue, _idle(), 500).shipments)
+            while claimed := parts.lifecycle.store.claims.claim(queue, _idle(), 1000).shipments:
+                parts.lifecycle.send(claimed)
             ours.append(_consumed(parts, "noop", before, count))
         yield _row("no-op in the worker", statistics.median(ours), "jobs/s", statistics.median(bares))
         turns = int(600 * scale)
@@ -206,6 +216,12 @@ def idle(where: Ground, scale: float) -> Iterator[Result]:
         yield _row(f"idle beat, {wanted:,} pending: ready after", ready, "s", None)
         yield _row(f"idle beat, {wanted:,} pending: memory", memory, "MiB", None)
         yield _row(f"idle beat, {wanted:,} pending: CPU", cpu * 100, "% of a core", None)
+
+
+def _paired(what: str, pairs: list[tuple[float, float]], unit: str) -> Result:
+    """A row of several rounds, each beside bare Celery of its own time: the medians, and that of the ratios."""
+    row = _row(what, statistics.median(ours for ours, _ in pairs), unit, statistics.median(bare for _, bare in pairs))
+    return {**row, "ratio": round(statistics.median(ours / bare for ours, bare in pairs), 2)}
 
 
 def _row(what: str, value: float, unit: str, bare: float | None) -> Result:

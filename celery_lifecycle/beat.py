@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import uuid
@@ -15,6 +16,7 @@ from celery_lifecycle.entries import Entries
 from celery_lifecycle.errors import LifecycleError, LockTimeout
 from celery_lifecycle.lifecycle import Lifecycle, lifecycle_of
 from celery_lifecycle.model import Phase
+from celery_lifecycle.outcome import tell
 from celery_lifecycle.store.claims import Heads
 
 LOOK_AT_HOLDS_EVERY = 10.0
@@ -23,6 +25,9 @@ TELL_EVERY = 1.0
 ROUNDS_FOR = 1.0
 # What is due, but held by somebody's open transaction, is looked for again after so long: not at once, for ever.
 LOCKED_FOR = 0.02
+# How long one queue is served before the others have their turn, and how long it is left alone when its messages can't be sent.
+TURN_FOR = 1.0
+HELD_FOR = 0.2
 BACK_OFF = (0.1, 1.0)
 
 
@@ -67,6 +72,7 @@ class LifecycleScheduler(Scheduler):
         self._doubts: dict[tuple[str, str], int] = {}
         self._kept_house = 0.0
         self._entries: Entries | None = None
+        self._ticked = False
         super().__init__(app, schedule, max_interval, lazy=lazy, **kwargs)
 
     @property
@@ -95,6 +101,11 @@ class LifecycleScheduler(Scheduler):
         """Do what is due, then wait until the next alarm, at most one poll interval."""
         assert self._lifecycle is not None
         assert self._entries is not None
+        if not self._ticked:
+            self._ticked = True
+            # What is loaded by now stays for as long as beat runs: the collector need not go through it again and again.
+            gc.collect()
+            gc.freeze()
         poll = self._lifecycle.config.poll_interval
         try:
             wait = min(self._dispatch_due(), self._entries.run(self._stopping), poll)
@@ -152,36 +163,60 @@ class LifecycleScheduler(Scheduler):
         return max(soonest, LOCKED_FOR) if queue in self._locked and soonest <= 0 else soonest
 
     def _dispatch_queue(self, queue: str, heads: Heads) -> bool:
-        """One batch of each phase. Returns whether there may be more that is due."""
-        assert self._lifecycle is not None
-        if self._held_until.get(queue, 0.0) > time.monotonic():
+        """What is due in each phase. Returns whether there may be more that is due."""
+        if self._is_held(queue):
             return False
-        batch = self._lifecycle.config.claim_batch
         more = False
         self._locked.discard(queue)
         for phase, alarm in ((Phase.OPEN, heads.open), (Phase.SENT, heads.sent), (Phase.IDLE, heads.idle)):
-            if alarm is None or alarm > heads.now:
-                continue
-            limit = min(batch, self._lifecycle.window.room(queue)) if phase is Phase.IDLE else batch
-            if limit <= 0:
-                continue
-            claimed = self._lifecycle.store.claims.claim(queue, phase, limit)
-            if claimed.rows == 0:
-                self._locked.add(queue)
+            if alarm is not None and alarm <= heads.now:
+                more |= self._dispatch_phase(queue, phase)
+                if self._is_held(queue):
+                    return False
+        return more
+
+    def _dispatch_phase(self, queue: str, phase: Phase) -> bool:
+        """Claim and send in batches for a turn, each claimed while the one before it is sent. Returns whether there may be more.
+
+        What is claimed is sent in any case, or released: after a failure nothing more is claimed.
+        """
+        assert self._lifecycle is not None
+        database, claim = self._lifecycle.store.database, self._lifecycle.store.claims.claim
+        until = time.monotonic() + TURN_FOR
+        limit = self._limit(queue, phase)
+        if limit <= 0:
+            return False
+        claimed = claim(queue, phase, limit)
+        if claimed.rows == 0:
+            self._locked.add(queue)
+        while True:
+            more = claimed.rows >= limit
+            limit = self._limit(queue, phase, unsent=len(claimed.shipments))
+            # What is lost is due until it has been looked into: it would be claimed again.
+            goes_on = more and limit > 0 and phase is not Phase.OPEN and not self._is_held(queue)
+            goes_on = goes_on and time.monotonic() < until and not self._stopping.is_set()
+            following = database.beside(claim, queue, phase, limit) if goes_on else None
             sent = self._lifecycle.send(claimed.shipments) if claimed.shipments else 0
             for object_id in claimed.lost:
                 self._rescue(object_id)
             if phase is Phase.IDLE:
                 self._lifecycle.window.take(queue, sent)
             if sent < len(claimed.shipments):
-                self._held_until[queue] = time.monotonic() + 0.2
-                return False
-            more |= claimed.rows >= limit
-        return more
+                self._held_until[queue] = time.monotonic() + HELD_FOR
+            if following is None:
+                return more
+            claimed = following.result()
+
+    def _is_held(self, queue: str) -> bool:
+        return self._held_until.get(queue, 0.0) > time.monotonic()
+
+    def _limit(self, queue: str, phase: Phase, unsent: int = 0) -> int:
+        """How many objects to claim next: new chains need a place in the window."""
+        assert self._lifecycle is not None
+        batch = self._lifecycle.config.claim_batch
+        return min(batch, self._lifecycle.window.room(queue) - unsent) if phase is Phase.IDLE else batch
 
     def _rescue(self, object_id: int) -> None:
-        from celery_lifecycle.worker import tell
-
         assert self._lifecycle is not None
         try:
             ended = self._lifecycle.store.ends.rescue(object_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from celery_lifecycle.config import Config
@@ -186,11 +186,11 @@ def strike(
     for job in related:
         if job is not struck and not job.recovery_loop:
             continue
-        job = replace(job, not_before_ms=max(job.not_before_ms or 0, wait_until))
+        job = job._replace(not_before_ms=max(job.not_before_ms or 0, wait_until))
         if job.id == flight.job:
-            job = replace(job, strikes=before + 1)
+            job = job._replace(strikes=before + 1)
             if suspect or job.suspect_on is not None:
-                job = replace(job, suspect_on=waiting_mark(job))
+                job = job._replace(suspect_on=waiting_mark(job))
         slowed.append(job)
     context = MemoryLimitContext(False, _utc(wait_until), flight.job, (), strikes, flight.limit, cause.value)
     state, hooks = _hook(state, flight, context, now)
@@ -264,7 +264,7 @@ def protocol_job(
 
 def suspected(job: Job) -> Job:
     """A neighbour of a loss with a suspect aboard: from now on a suspect itself, without a strike."""
-    return replace(job, suspect_on=waiting_mark(job))
+    return job._replace(suspect_on=waiting_mark(job))
 
 
 def context_to_json(context: MemoryLimitContext) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from celery_lifecycle.errors import ConfigurationError
@@ -14,7 +15,7 @@ from celery_lifecycle.errors import ConfigurationError
 PREFIX = "lifecycle_"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Config:
     """All settings of one deployment. In `app.conf` each is written with the prefix `lifecycle_`; durations are in seconds.
 
@@ -24,7 +25,7 @@ class Config:
             renewed every sixth, and a second look is taken a sixth later. Default 30.
         patience_max: the longest a chain on its way is waited for before it is sent again. Default 300.
         poll_interval: how often beat looks for alarms that were stored nearer than it slept. Default 0.2.
-        claim_batch: objects claimed in one transaction. Default 500.
+        claim_batch: objects claimed in one transaction. Default 1000.
         dispatch_window: chains on their way per queue. Default 1000.
         chain_length: due jobs that one chain takes. Default 50.
         max_memory_strikes: deaths at which a loop is sealed, where the object class says nothing. Default 3.
@@ -46,7 +47,7 @@ class Config:
     backup_alarm: float = 30
     patience_max: float = 300
     poll_interval: float = 0.2
-    claim_batch: int = 500
+    claim_batch: int = 1000
     dispatch_window: int = 1000
     chain_length: int = 50
     max_memory_strikes: int = 3
@@ -76,11 +77,11 @@ class Config:
     def migrates_itself(self) -> bool:
         return self.embedded if self.auto_migrate is None else self.auto_migrate
 
-    @property
+    @cached_property
     def backup_ms(self) -> int:
         return round(self.backup_alarm * 1000)
 
-    @property
+    @cached_property
     def lease_ms(self) -> int:
         return self.backup_ms * 2 // 3
 
@@ -92,7 +93,7 @@ class Config:
     def doubt_ms(self) -> int:
         return max(1, self.backup_ms // 6)
 
-    @property
+    @cached_property
     def patience_max_ms(self) -> int:
         return max(self.backup_ms, round(self.patience_max * 1000))
 

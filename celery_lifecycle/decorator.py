@@ -29,6 +29,7 @@ _REFUSED = {
     "autoretry_for": "use retry=RetryPolicy(…)",
     "base": "it is LifecycleTask",
     "typing": "a job takes ctx",
+    "expires": "a message that expires would only be sent again; look at ctx.scheduled_for, or give expires= to apply_async",
 }
 
 

@@ -34,14 +34,14 @@ _LINK_OPTIONS = ("queue", "exchange", "routing_key", "priority", "time_limit", "
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the messages of one task go, as the app's router said once."""
+    """Where the messages of one task go, as the app's router said once, and what all of them have in common."""
 
     queue: str
     exchange: str | None
     routing_key: str | None
-    delivery_mode: Any
     entity: Queue
     headers: dict[str, Any]
+    message: dict[str, Any]
 
 
 def task_id_of(shipment: Shipment, position: int, job: Brief) -> str:
@@ -113,58 +113,62 @@ class Sender:
             return None
 
     def _message(self, shipment: Shipment) -> dict[str, Any]:
-        first, *rest = shipment.jobs
+        first = shipment.jobs[0]
         options = json.loads(first.options_json) if first.options_json else {}
         route = self.route(first.task, options.get("queue"))
-        exchange, routing_key = address(
-            route.entity, options.get("exchange") or route.exchange, options.get("routing_key") or route.routing_key
-        )
         task_id = task_id_of(shipment, shipment.first_position, first)
-        name = f"{shipment.ref}#{first.id}"
-        headers = dict(route.headers, id=task_id, root_id=task_id, argsrepr=name)
+        name = str(shipment.ref)
+        headers = {**route.headers, "id": task_id, "root_id": task_id, "argsrepr": f"{name}#{first.id}"}
+        message = {**route.message, "headers": headers, "correlation_id": task_id}
         if options:
-            headers.update({key: options[key] for key in _HEADERS if options.get(key)})
-            if options.get("time_limit") or options.get("soft_time_limit"):
-                headers["timelimit"] = [options.get("time_limit"), options.get("soft_time_limit")]
-            headers.update(options.get("headers") or {})
-        headers[HEADER] = header_of(shipment, self.database_id)
-        chain = [self._link(shipment, shipment.first_position + ahead, job) for ahead, job in enumerate(rest, 1)]
-        chain.reverse()
-        body: tuple[Any, ...] = ((), {}, {"callbacks": None, "errbacks": None, "chain": chain or None, "chord": None})
-        message: dict[str, Any] = {
-            "exchange": exchange,
-            "routing_key": routing_key,
-            "headers": headers,
-            "content_type": "application/json",
-            "content_encoding": "utf-8",
-            "delivery_mode": route.delivery_mode,
-            "correlation_id": task_id,
-            "retry": False,
-        }
-        if options.get("priority") is not None:
-            message["priority"] = options["priority"]
+            self._add_options(options, route, message)
+        headers[HEADER] = header_of(shipment, name, self.database_id)
         if route.queue not in self._declared:
             message["declare"] = [route.entity]
             self._declared.add(route.queue)
-        if signals.before_task_publish.receivers:
+        chain = self._chain(shipment, name) if len(shipment.jobs) > 1 else None
+        message["body"] = BODY_WITHOUT_CHAIN
+        if chain or signals.before_task_publish.receivers:
+            body: tuple[Any, ...] = ((), {}, {"callbacks": None, "errbacks": None, "chain": chain, "chord": None})
             signals.before_task_publish.send(
-                sender=first.task, body=body, exchange=exchange, routing_key=routing_key,
+                sender=first.task, body=body, exchange=message["exchange"], routing_key=message["routing_key"],
                 declare=message.get("declare"), headers=headers, properties={"correlation_id": task_id},
                 retry_policy=None,
             )  # fmt: skip
-        message["body"] = json.dumps(body, ensure_ascii=False) if chain else BODY_WITHOUT_CHAIN
+            message["body"] = json.dumps(body, ensure_ascii=False)
         return message
 
-    def _link(self, shipment: Shipment, position: int, job: Brief) -> dict[str, Any]:
+    def _add_options(self, options: dict[str, Any], route: Route, message: dict[str, Any]) -> None:
+        """What the caller of `apply_async` gave, or the schedule's or the job's own options."""
+        if options.get("exchange") or options.get("routing_key"):
+            message["exchange"], message["routing_key"] = address(
+                route.entity, options.get("exchange") or route.exchange, options.get("routing_key") or route.routing_key
+            )
+        headers = message["headers"]
+        headers.update({key: options[key] for key in _HEADERS if options.get(key)})
+        if options.get("time_limit") or options.get("soft_time_limit"):
+            headers["timelimit"] = [options.get("time_limit"), options.get("soft_time_limit")]
+        headers.update(options.get("headers") or {})
+        if options.get("priority") is not None:
+            message["priority"] = options["priority"]
+
+    def _chain(self, shipment: Shipment, name: str) -> list[dict[str, Any]]:
+        """The links behind the first, in Celery's order: the next one is the last."""
+        position = shipment.first_position
+        chain = [self._link(shipment, name, position + ahead, job) for ahead, job in enumerate(shipment.jobs) if ahead]
+        chain.reverse()
+        return chain
+
+    def _link(self, shipment: Shipment, name: str, position: int, job: Brief) -> dict[str, Any]:
         options = json.loads(job.options_json) if job.options_json else {}
         settings: dict[str, Any] = {
             "task_id": task_id_of(shipment, position, job),
             "headers": {**(options.get("headers") or {}), HEADER: rest_header(position, job)},
-            "argsrepr": f"{shipment.ref}#{job.id}",
+            "argsrepr": f"{name}#{job.id}",
         }
-        for name in _LINK_OPTIONS:
-            if options.get(name) is not None:
-                settings[name] = options[name]
+        for option in _LINK_OPTIONS:
+            if options.get(option) is not None:
+                settings[option] = options[option]
         return {"task": job.task, "args": [], "kwargs": {}, "options": settings, "immutable": True}
 
     def route(self, task: str, queue: str | None = None) -> Route:
@@ -218,7 +222,17 @@ def make_route(app: Celery, task: str, queue: str | None) -> Route:
     # What a worker takes as absent or 0 when it is not there is left out: a third of the message is headers.
     headers = {"lang": "py", "task": task, "kwargsrepr": "{}", "origin": anon_nodename()}
     delivery_mode = getattr(entity.exchange, "delivery_mode", None) or app.conf.task_default_delivery_mode
-    return Route(entity.name, exchange, options.get("routing_key"), delivery_mode, entity, headers)
+    routing_key = options.get("routing_key")
+    exchange_of_message, key_of_message = address(entity, exchange, routing_key)
+    message = {
+        "exchange": exchange_of_message,
+        "routing_key": key_of_message,
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "delivery_mode": delivery_mode,
+        "retry": False,
+    }
+    return Route(entity.name, exchange, routing_key, entity, headers, message)
 
 
 def address(entity: Queue, exchange: str | None, routing_key: str | None) -> tuple[str, str]:

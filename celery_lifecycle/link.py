@@ -13,20 +13,23 @@ from celery_lifecycle.model import ALARM, Brief, Link, Shipment
 HEADER: Final = "lifecycle"
 
 
-def header_of(shipment: Shipment, database: str) -> dict[str, Any]:
-    """What the header of the first link of a chain holds."""
+def header_of(shipment: Shipment, name: str, database: str) -> dict[str, Any]:
+    """What the header of the first link of a chain holds; `name` is that of its object, spelled out."""
     job = shipment.jobs[0]
-    return {
+    header = {
         "db": database,
         "object": shipment.object_id,
-        "name": str(shipment.ref),
+        "name": name,
         "dispatch": shipment.dispatch,
         "token": shipment.token,
         "sent": shipment.sent_ms,
         "all": shipment.all_due,
         "head": True,
-        **rest_header(shipment.first_position, job),
+        "position": shipment.first_position,
+        "job": job.id,
     }
+    _add_policy(header, job)
+    return header
 
 
 def link_of(header: Mapping[str, Any], task_id: str, last: bool) -> Link:
@@ -41,11 +44,15 @@ def link_of(header: Mapping[str, Any], task_id: str, last: bool) -> Link:
 def rest_header(position: int, job: Brief) -> dict[str, Any]:
     """What the header of a link behind the first holds: the rest is filled in by the link before it."""
     header: dict[str, Any] = {"position": position, "job": job.id}
+    _add_policy(header, job)
+    return header
+
+
+def _add_policy(header: dict[str, Any], job: Brief) -> None:
     if job.hung_timeout_ms is not None:
         header["hung"] = job.hung_timeout_ms
     if job.singleflight:
         header["single"] = True
-    return header
 
 
 def carried_on(

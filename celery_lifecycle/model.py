@@ -122,7 +122,7 @@ def _utc(ms: int) -> datetime:
 
 
 class ObjectRef(NamedTuple):
-    """The name of a logical object: its kind and its name within the kind."""
+    """The name of a logical object: its kind and its name within the kind. They sort as rows are locked: by kind, then name."""
 
     kind: str
     name: str
@@ -131,8 +131,7 @@ class ObjectRef(NamedTuple):
         return f"{self.kind}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """One durable row: something that an object is to do at a time.
 
     Instances are snapshots; change a job through `object.jobs`.
@@ -207,8 +206,7 @@ class Job:
         return self.due_ms if self.not_before_ms is None else max(self.due_ms, self.not_before_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Brief:
+class Brief(NamedTuple):
     """What the protocol needs to know of a job to send it or to derive an alarm from it.
 
     `due` is when it may run; `own_due` when it was to run, before a strike or a suspicion put it off: its place among those
@@ -270,7 +268,8 @@ class InFlight:
 
     @classmethod
     def from_json(cls, text: str | None) -> InFlight | None:
-        return cls(*json.loads(text)) if text else None
+        """Of a newer version's text, in a rolling deploy, what this version knows: fields are only ever added at the end."""
+        return cls(*json.loads(text)[: len(fields(cls))]) if text else None
 
 
 class Phase(int, Enum):
@@ -281,9 +280,11 @@ class Phase(int, Enum):
     OPEN = 2
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectState:
-    """One row of the object table. `wake_at`, `queue` and the phase are derived (`transitions.derive`), never set by hand."""
+class ObjectState(NamedTuple):
+    """One row of the object table. `wake_at`, `queue` and the phase are derived (`transitions.derive`), never set by hand.
+
+    A tuple, as beat makes several of each object that it claims.
+    """
 
     id: int
     kind: str
@@ -312,11 +313,11 @@ class ObjectState:
     sealed: bool = False
 
     def but(self, **changes: Any) -> ObjectState:
-        """A copy with changes; a claim makes several of each object, so it is spelled out where `replace` is not."""
-        new = object.__new__(ObjectState)
-        for name, get, put in _STATE_SLOTS:
-            put(new, changes[name] if name in changes else get(self))
-        return new
+        """A copy with changes: what `_replace` does, at a third of its cost."""
+        values = list(self)
+        for name, value in changes.items():
+            values[_STATE_PLACES[name]] = value
+        return ObjectState._make(values)
 
     @property
     def ref(self) -> ObjectRef:
@@ -329,9 +330,7 @@ class ObjectState:
         return Phase.IDLE if self.dispatch is None else Phase.SENT
 
 
-_STATE_SLOTS: Final[tuple[tuple[str, Any, Any], ...]] = tuple(
-    (one.name, slot.__get__, slot.__set__) for one in fields(ObjectState) for slot in (ObjectState.__dict__[one.name],)
-)
+_STATE_PLACES: Final = {name: place for place, name in enumerate(ObjectState._fields)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,8 +356,7 @@ class Link:
         return self.task_id != f"{self.dispatch}-{self.position}"
 
 
-@dataclass(frozen=True, slots=True)
-class Shipment:
+class Shipment(NamedTuple):
     """A chain that is to be sent: what `dispatch` makes one message of."""
 
     object_id: int

@@ -121,3 +121,13 @@ def told_of(ended: Ended) -> str:
         f"{name} died of memory or with its process ({context.cause}): strike {context.strikes} of {context.limit},"
         f" next try not before {context.next_time}."
     )
+
+
+def tell(ended: Ended) -> None:
+    """Say what became of a run that did not end well."""
+    for job in ended.dead:
+        events.died(ended.ref, job.id, ended.why)
+    if ended.context is not None:
+        events.struck(ended.ref, ended.flight.job, ended.context)
+    elif ended.put_back:
+        events.put_back(ended.ref, ended.flight.job, "its process was stopped, not its job at fault")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_lifecycle import events, validate
 from celery_lifecycle.deployment import Deployment, Target, current_run
@@ -20,8 +19,7 @@ from celery_lifecycle.timing.instants import delay_to_millis, to_millis
 Resolve = Callable[[Any], Target]
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(NamedTuple):
     """One entry of `push_many`: the arguments of a `push`."""
 
     fn: Any
@@ -99,7 +97,7 @@ def _settled(draft: Draft) -> Draft:
     run = current_run.get()
     if run is None or not run.starting or draft.id is not None:
         return draft
-    return replace(draft, id=same_call_id(draft), keep=True)
+    return draft._replace(id=same_call_id(draft), keep=True)
 
 
 def store_push(deployment: Deployment, draft: Draft) -> Job:

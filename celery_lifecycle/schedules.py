@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, get_args
 
@@ -140,12 +140,12 @@ def drafted(
     push = Push(target.task, payload=payload, id=policy.id, retry=policy.retry)
     draft = draft_of(deployment, ref, owner, target, push, schedule=spec)
     text = json.dumps(json.loads(draft.payload_json), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    draft = replace(draft, owner=owner, payload_json=text)
+    draft = draft._replace(owner=owner, payload_json=text)
     if not is_idempotent(spec, policy):
         return draft
     if policy.id is not None:
-        return replace(draft, keep=True)
-    return replace(draft, id=same_call_id(draft), keep=True, alike=True)
+        return draft._replace(keep=True)
+    return draft._replace(id=same_call_id(draft), keep=True, alike=True)
 
 
 def is_idempotent(spec: ScheduleSpec, policy: Policy) -> bool:
@@ -162,7 +162,7 @@ def stored_schedule(deployment: Deployment, draft: Draft, callback: str, session
     stored = schedule_of(job, callback)
     if stored is None:  # what is sealed under this id was no schedule
         assert draft.schedule is not None
-        stored = schedule_of(replace(job, schedule_json=dumped(draft.schedule)), callback)
+        stored = schedule_of(job._replace(schedule_json=dumped(draft.schedule)), callback)
         assert stored is not None
     return stored
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
@@ -123,7 +122,7 @@ class TaskSchedules:
         ):
             name = "=" + hashlib.sha256(f"{run.pusher.ref}\0{name}".encode()).hexdigest()[:32]
         # There is nothing to search on an object of its own.
-        draft = replace(draft, ref=self._ref(name), id=name, alike=False)
+        draft = draft._replace(ref=self._ref(name), id=name, alike=False)
         return stored_schedule(self.app.lifecycle, draft, self.name, session, connection)
 
     def _ref(self, id: str) -> ObjectRef:

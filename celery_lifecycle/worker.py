@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -16,12 +17,12 @@ from celery.worker.control import Panel
 from celery.worker.request import Request
 
 from celery_lifecycle import events, tracked
-from celery_lifecycle.errors import ConfigurationError, LifecycleError, SchemaOutdated
+from celery_lifecycle.errors import ConfigurationError, DatabaseUnavailable, LifecycleError, SchemaOutdated
 from celery_lifecycle.life import begin_life, this_life, what_ended
 from celery_lifecycle.link import HEADER, link_of
 from celery_lifecycle.model import Link, ObjectRef, Why
-from celery_lifecycle.outcome import told_of
-from celery_lifecycle.store.ends import End, Ended
+from celery_lifecycle.outcome import tell, told_of
+from celery_lifecycle.store.ends import End
 from celery_lifecycle.store.workers import Running
 from celery_lifecycle.task import LifecycleTask
 from celery_lifecycle.transitions.run import Worker
@@ -47,12 +48,22 @@ class LifecycleRequest(Request):
         try:
             header = self.request_dict.get(HEADER)
             if header is not None:
-                exc_info = self._ended(link_of(header, self.id, last=False), exc_info)
+                link = link_of(header, self.id, last=False)
+                exc_info = self._ended_in_time(link, exc_info)
         except LifecycleError as error:
             events.database_failed(f"The end of {self.id} could not be recorded; its lease will tell", error)
         except Exception as error:  # an exception here would leave the worker without its other duties
             events.unexpected(f"The end of {self.id} could not be recorded", error)
         return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def _ended_in_time(self, link: Link, exc_info: Any) -> Any:
+        """A database that takes what it is told and says nothing must not hold up the worker."""
+        lifecycle = self.app.lifecycle
+        seconds = lifecycle.config.lock_timeout + 1
+        try:
+            return lifecycle.store.database.beside(self._ended, link, exc_info).result(seconds)
+        except FutureTimeout:
+            raise DatabaseUnavailable(f"The job database has said nothing for {seconds:g} s.") from None
 
     def _ended(self, link: Link, exc_info: Any) -> Any:
         """Record how the process of a link ended; returns what the task is to show for it."""
@@ -82,16 +93,6 @@ def _shown(error: Exception) -> ExceptionInfo:
         if not isinstance(raised, Retry):
             info.exception = raised
         return info
-
-
-def tell(ended: Ended) -> None:
-    """Say what became of a run that did not end well."""
-    for job in ended.dead:
-        events.died(ended.ref, job.id, ended.why)
-    if ended.context is not None:
-        events.struck(ended.ref, ended.flight.job, ended.context)
-    elif ended.put_back:
-        events.put_back(ended.ref, ended.flight.job, "its process was stopped, not its job at fault")
 
 
 # --- steps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from celery_lifecycle.breaker import protocol_job
 from celery_lifecycle.model import ALARM, ALIVE, Job, ObjectState, Why
@@ -31,7 +30,7 @@ def again(
         held.remove_job(ALARM)
         return state, without(agenda, ALARM), retry, True
     if alarm is not None:
-        retry = run.unmarked(replace(retry, suspect_on=alarm.suspect_on))
+        retry = run.unmarked(retry._replace(suspect_on=alarm.suspect_on))
     held.put_job(retry)
     return state.but(versions=version), with_job(agenda, retry), retry, False
 

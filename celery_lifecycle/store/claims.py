@@ -11,9 +11,12 @@ from celery_lifecycle.model import Brief, ObjectRef, ObjectState, Phase, Shipmen
 from celery_lifecycle.store.arrays import array
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import object_of
+from celery_lifecycle.store.sql import CLAIMED_COLUMNS
 from celery_lifecycle.store.unit import Locked, lock_by_id, lock_by_name, new_token
 from celery_lifecycle.transitions import chain
 from celery_lifecycle.transitions.derive import SPARE, Agenda
+
+NOTHING = Agenda()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,14 @@ class Claimed:
     shipments: tuple[Shipment, ...] = ()
     lost: tuple[int, ...] = ()
     rows: int = 0
+
+
+def _claimed_columns(state: ObjectState) -> tuple[int | str | None, ...]:
+    """The values of `CLAIMED_COLUMNS`."""
+    return (
+        state.id, state.queue, state.wake_at, int(state.phase), state.dispatch, state.sent_until, state.sent_count,
+        state.lease_until,
+    )  # fmt: skip
 
 
 def queues_in(tx: Tx) -> list[str]:
@@ -77,25 +88,6 @@ class Claims:
 
         return self.database.run(work)
 
-    def count_overdue(self, queue: str) -> int:
-        """How many objects of a queue are due and have no chain on its way. Changes nothing."""
-
-        def work(tx: Tx) -> int:
-            row = tx.row(tx.sql.count_overdue, {"queue": queue, "phase": int(Phase.IDLE), "now": tx.now()})
-            assert row is not None
-            return int(row[0])
-
-        return self.database.run(work)
-
-    def oldest_overdue(self, queue: str) -> ObjectState | None:
-        """The object of a queue that has been due for longest. Changes nothing."""
-
-        def work(tx: Tx) -> ObjectState | None:
-            row = tx.row(tx.sql.oldest_overdue, {"queue": queue, "now": tx.now()})
-            return object_of(row) if row is not None else None
-
-        return self.database.run(work)
-
     def claim(self, queue: str, phase: Phase, limit: int) -> Claimed:
         """Claim what is due in a queue, earliest first.
 
@@ -114,7 +106,7 @@ class Claims:
         lost: list[int] = []
         many: list[ObjectState] = []
         for state in states:
-            agenda = agendas.get(state.id, Agenda())
+            agenda = agendas.get(state.id, NOTHING)
             claim = chain.claim(state, agenda, now, self.config, new_token())
             if claim.lost:
                 lost.append(state.id)
@@ -140,18 +132,12 @@ class Claims:
     def _save(self, tx: Tx, states: list[ObjectState]) -> None:
         if not states:
             return
-        columns = [
-            {
-                "id": state.id, "queue": state.queue, "wake_at": state.wake_at, "phase": int(state.phase),
-                "dispatch": state.dispatch, "sent_until": state.sent_until, "sent_count": state.sent_count,
-                "lease_until": state.lease_until,
-            }
-            for state in states
-        ]  # fmt: skip
         if tx.sql.takes_arrays:
-            tx.run(tx.sql.update_claimed, {name: array(row[name] for row in columns) for name in columns[0]})
+            columns = zip(*map(_claimed_columns, states), strict=True)
+            tx.run(tx.sql.update_claimed, dict(zip(CLAIMED_COLUMNS, map(array, columns), strict=True)))
         else:
-            tx.run_many(tx.sql.update_claimed, columns)
+            rows = [dict(zip(CLAIMED_COLUMNS, _claimed_columns(state), strict=True)) for state in states]
+            tx.run_many(tx.sql.update_claimed, rows)
 
     def claim_one(self, tx: Tx, ref: ObjectRef) -> Shipment | None:
         """Inside a pusher's transaction: claim one object whose jobs are due, if it has no open run and no chain on its way."""

@@ -8,11 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.engine import Dialect
 
+from celery_lifecycle.beside import at_once, beside
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import ConfigurationError, DatabaseUnavailable, LockTimeout, SchemaOutdated
 from celery_lifecycle.store.sql import Sql
@@ -69,6 +71,24 @@ class Tx:
             self._cursor.executemany(statement, params)
         except self._errors as error:
             raise translate(error, self._dialect, self._connection) from error
+
+    @contextlib.contextmanager
+    def overlapping(self) -> Iterator[None]:
+        """Statements that are started inside are on their way while their caller goes on, where the driver can (psycopg)."""
+        pipeline = getattr(self._dialect.loaded_dbapi, "Pipeline", None)
+        can = pipeline is not None and pipeline.is_supported()
+        try:
+            with self._connection.pipeline() if can else contextlib.nullcontext():
+                yield
+        except self._errors as error:
+            raise translate(error, self._dialect, self._connection) from error
+
+    def start(self, statement: str, params: Mapping[str, Any]) -> Callable[[], list[Row]]:
+        """Send a statement; what comes back waits for its rows."""
+        self.statements += 1
+        cursor = self._connection.cursor()
+        cursor.execute(statement, params)
+        return cursor.fetchall
 
     def run_together(self, first: str, second: str, params: Mapping[str, Any]) -> int:
         """Run two writes of different tables, in one round trip where the database can; the count of the second."""
@@ -299,6 +319,10 @@ class Database:
                     raise
                 self.engine.dispose()
         raise AssertionError("unreachable")
+
+    def beside(self, work: Callable[..., T], *args: Any) -> Future[T]:
+        """Work with this database in a thread beside the caller's; with SQLite, where no server is waited for, here and now."""
+        return (at_once if self.is_sqlite else beside)(work, *args)
 
     @contextlib.contextmanager
     def within(self, dbapi_connection: Any, dialect: Dialect) -> Iterator[Tx]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import ObjectDisabled
@@ -56,8 +55,8 @@ class DeadJobs:
             now, agenda, existing = held.agenda(old.id)
             existing = None if old.id == ALARM else existing
             version = held.state.versions + 1
-            job = replace(
-                old, id=old.id if existing is None else f"{old.id[:150]}-replay-{key}", version=version, line=old.id,
+            job = old._replace(
+                id=old.id if existing is None else f"{old.id[:150]}-replay-{key}", version=version, line=old.id,
                 due_ms=now, not_before_ms=None, attempt=0, strikes=0, suspect_on=None, unknown_since_ms=None,
                 sealed=False, schedule_json=(old if existing is None else recurrence.occurrence(old)).schedule_json,
                 options_json=_without_end(old),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -133,7 +133,7 @@ class Ends:
                 state, agenda = _given_up(held, state, agenda, job, why, now, error, details)
                 dead = (job,)
             else:
-                job = run.unmarked(replace(job, attempt=failed))
+                job = run.unmarked(job._replace(attempt=failed))
                 held.write_job(job)
                 agenda = with_job(agenda, job)
         held.save(derive(state, agenda, now), agenda)
@@ -291,7 +291,7 @@ class Ends:
             held.remove_job(job.id)
             return state, without(agenda, job.id), True
         wait = min(max(1000, now - since), 60_000)
-        job = run.unmarked(replace(job, unknown_since_ms=since, due_ms=now + wait))
+        job = run.unmarked(job._replace(unknown_since_ms=since, due_ms=now + wait))
         held.write_job(job)
         return state, with_job(agenda, job), False
 
@@ -372,8 +372,8 @@ def _given_up(
     if after.dropped:
         held.record_misfire(job, now, after.dropped)
     state = state.but(versions=state.versions + 1)
-    job = replace(
-        run.unmarked(job), version=state.versions, due_ms=after.due, schedule_json=after.schedule_json, attempt=0,
+    job = run.unmarked(job)._replace(
+        version=state.versions, due_ms=after.due, schedule_json=after.schedule_json, attempt=0,
         unknown_since_ms=None,
     )  # fmt: skip
     held.write_job(job)

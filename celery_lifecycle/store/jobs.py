@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import ObjectDisabled, OwnerConflict
@@ -18,8 +19,7 @@ from celery_lifecycle.transitions import chain, recurrence
 from celery_lifecycle.transitions.derive import Agenda, derive
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """A job as a caller wants it, before it has a row.
 
     Attributes:
@@ -202,25 +202,27 @@ class Jobs:
     def push_many_in(self, tx: Tx, drafts: Sequence[Draft], pusher: Pusher | None = None) -> list[Job]:
         """`push_many` as part of a transaction that is under way."""
         pushed = self._push_new(tx, drafts, pusher) if tx.sql.takes_arrays else {}
-        order = sorted(range(len(drafts)), key=lambda index: (drafts[index].ref.kind, drafts[index].ref.name))
-        for index in order:
-            if index not in pushed:
-                pushed[index] = self.push_in(tx, drafts[index], pusher).job
+        rest = [index for index in range(len(drafts)) if index not in pushed] if len(pushed) < len(drafts) else []
+        for index in sorted(rest, key=lambda index: drafts[index].ref):
+            pushed[index] = self.push_in(tx, drafts[index], pusher).job
         return [pushed[index] for index in range(len(drafts))]
 
     def _push_new(self, tx: Tx, drafts: Sequence[Draft], pusher: Pusher | None) -> dict[int, Job]:
         """Store the drafts whose objects do not exist yet; the jobs by the drafts' positions."""
         now = tx.now()
-        jobs: dict[ObjectRef, list[Job]] = {}
         places: dict[ObjectRef, list[int]] = {}
         for place, draft in enumerate(drafts):
-            of_object = jobs.setdefault(draft.ref, [])
-            of_object.append(self._made(draft, draft.id or uuid.uuid4().hex, len(of_object) + 1, None, pusher, now))
             places.setdefault(draft.ref, []).append(place)
-        # Jobs of one id replace each other, in order: that is for the way that looks at what there is.
-        plain = {ref: made for ref, made in jobs.items() if len({job.id for job in made}) == len(made)}
-        new = bulk.push_new(tx, plain, now)
-        return {place: job for ref in new for place, job in zip(places[ref], jobs[ref], strict=True)}
+
+        def make(ref: ObjectRef) -> list[Job]:
+            """The jobs of a new object; none if some have one id: these replace each other, which is for the other way."""
+            wanted = [(drafts[place], drafts[place].id or uuid.uuid4().hex) for place in places[ref]]
+            if len(wanted) > 1 and len({job_id for _, job_id in wanted}) < len(wanted):
+                return []
+            return [self._made(draft, job_id, nth, None, pusher, now) for nth, (draft, job_id) in enumerate(wanted, 1)]
+
+        made = bulk.push_new(tx, sorted(places), make, now)
+        return {place: job for ref, jobs in made.items() for place, job in zip(places[ref], jobs, strict=True)}
 
     def get(self, ref: ObjectRef, job_id: str, owner: str | None) -> Job | None:
         """One pending job, if it exists and belongs to `owner` (None: whoever). Changes nothing."""
@@ -311,7 +313,7 @@ class Jobs:
         if job is None or owner not in (None, job.owner):
             return None
         version = held.state.versions + 1
-        job = replace(job, version=version, due_ms=now + delay_ms if at_ms is None else at_ms, attempt=0)
+        job = job._replace(version=version, due_ms=now + delay_ms if at_ms is None else at_ms, attempt=0)
         agenda = with_job(agenda, job)
         state = derive(held.state.but(versions=version), agenda, now)
         held.save_with_job(state, agenda, tx.sql.update_job, job)

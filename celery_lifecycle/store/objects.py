@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 
 from celery_lifecycle.breaker import protocol_job
 from celery_lifecycle.config import Config
@@ -75,7 +74,7 @@ class Objects:
             state = held.state
             for row in tx.rows(tx.sql.jobs_of, {"object": state.id}):
                 job = job_of(ref, row)
-                cleared = replace(job, strikes=0, suspect_on=None, not_before_ms=None)
+                cleared = job._replace(strikes=0, suspect_on=None, not_before_ms=None)
                 if cleared != job:
                     held.write_job(cleared)
             if state.sealed:
@@ -105,7 +104,7 @@ class Objects:
             if waking.dropped:
                 held.record_misfire(job, now, waking.dropped)
             state = state.but(versions=state.versions + 1)
-            held.write_job(replace(waking.job, version=state.versions))
+            held.write_job(waking.job._replace(version=state.versions))
         return state
 
     def disable(self, ref: ObjectRef) -> None:
@@ -150,7 +149,7 @@ class Objects:
             payload = json.dumps({"for": due})
             job = protocol_job(held.state, ALARM, version, task, queue, payload, due)
             if existing is not None:
-                job = replace(job, suspect_on=existing.suspect_on)
+                job = job._replace(suspect_on=existing.suspect_on)
             held.put_job(job)
             agenda = with_job(agenda, job)
             held.save(derive(held.state.but(versions=version), agenda, now), agenda)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
 from typing import Any
 
 from celery_lifecycle.model import Brief, DeadJob, InFlight, Job, ObjectRef, ObjectState
@@ -85,14 +84,15 @@ def job_params(object_id: int, job: Job) -> dict[str, Any]:
 def dead_of(row: Row) -> DeadJob:
     key, kind, name, _, reason, job, error, traceback, details, died = row
     values = json.loads(job)
-    values.pop("object", None)
-    restored = Job(ObjectRef(kind, name), **values)
+    # A newer version, in a rolling deploy, may know more of a job.
+    known = {field: value for field, value in values.items() if field in Job._fields and field != "object"}
+    restored = Job(ObjectRef(kind, name), **known)
     if reason == "sealed":
-        restored = replace(restored, sealed=True)
+        restored = restored._replace(sealed=True)
     return DeadJob(key, reason, restored, error, traceback, json.loads(details), died)
 
 
 def dead_job_json(job: Job) -> str:
-    values = asdict(job)
+    values = job._asdict()
     del values["object"]
     return json.dumps(values, ensure_ascii=False)

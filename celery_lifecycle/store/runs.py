@@ -118,7 +118,7 @@ class Runs:
             job = None
         begun = Begun(state=state, job=job, alarm=alarm, now=now, token=state.token, opened=True)
         if job is None and not alarm:  # it was taken out or replaced meanwhile, before it could be run
-            state = replace(state, in_flight=None, step=link.position)
+            state = state.but(in_flight=None, step=link.position)
             return self._pass(held, state, replace(link, last=link.last or flight.final), begun)
         return replace(begun, waking=recurrence.wake(job, now, begun=True) if job is not None else None)
 
@@ -196,9 +196,9 @@ class Runs:
         if job.suspect_on is None or job.suspect_on == worker.instance:
             return True
         if held.tx.row(held.tx.sql.suspect_on, {"mark": worker.instance}) is not None:
-            held.write_job(replace(job, not_before_ms=now + round(self.config.suspect_delay * 1000)))
+            held.write_job(job._replace(not_before_ms=now + round(self.config.suspect_delay * 1000)))
             return False
-        held.write_job(replace(job, suspect_on=worker.instance))
+        held.write_job(job._replace(suspect_on=worker.instance))
         return True
 
     def _moved_on(
@@ -208,7 +208,7 @@ class Runs:
         if waking.dropped:
             held.record_misfire(job, now, waking.dropped)
         state = state.but(versions=state.versions + 1)
-        held.write_job(replace(waking.job, version=state.versions))
+        held.write_job(waking.job._replace(version=state.versions))
         return state
 
     def _begin_alarm(
@@ -265,7 +265,7 @@ class Runs:
                 return False
             _, current = held.job(job.id)
             if current is not None and current.version == job.version:
-                held.write_job(replace(current, attempt=failed))
+                held.write_job(current._replace(attempt=failed))
             return True
 
         return self.database.run(work)

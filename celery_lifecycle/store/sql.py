@@ -12,6 +12,11 @@ OBJECT_COLUMNS: Final = (
 )  # fmt: skip
 # Written along with the others, for indexes and matches: they follow from the state and are never read.
 SHADOW_COLUMNS: Final = ("phase", "in_flight_task")
+# What a claim changes, after the object's id, with the types of their arrays.
+CLAIMED_COLUMNS: Final = {
+    "id": "bigint", "queue": "varchar", "wake_at": "bigint", "phase": "smallint", "dispatch": "varchar",
+    "sent_until": "bigint", "sent_count": "int", "lease_until": "bigint",
+}  # fmt: skip
 JOB_COLUMNS: Final = (
     "id", "version", "line", "owner", "task", "queue", "due_at", "not_before", "payload", "options", "retry",
     "schedule", "singleflight", "hung_timeout", "exclusive", "recovery_loop", "attempt", "strikes", "suspect_on",
@@ -105,9 +110,6 @@ class Sql:
         self.count_sent = self._(
             f"SELECT count(*) FROM (SELECT 1 AS one FROM {o} WHERE queue = :queue AND phase = 1 LIMIT :limit) AS t"
         )
-        self.oldest_overdue = self._(
-            f"SELECT {columns} FROM {o} WHERE queue = :queue AND wake_at <= :now ORDER BY wake_at LIMIT 1"
-        )
         self.renewable = self._(
             f"SELECT id, in_flight_task, worker_pid FROM {o} WHERE id {self._is_in(ids)} AND worker = :worker{skip}"
         )
@@ -115,9 +117,6 @@ class Sql:
         self.aboard = self._(
             f"SELECT id, in_flight FROM {o} WHERE queue = :queue AND phase = 2 AND worker = :worker"
             " AND in_flight IS NOT NULL"
-        )
-        self.count_overdue = self._(
-            f"SELECT count(*) FROM {o} WHERE queue = :queue AND phase = :phase AND wake_at <= :now"
         )
         self.lock_stale = self._(
             f"SELECT {columns} FROM {o} WHERE queue IS NULL AND (strike_lines IS NOT NULL OR not_before <= :now)"
@@ -364,14 +363,13 @@ class Sql:
 
     def _claimed_update(self, objects: str) -> str:
         """Write what claims change, for many objects at once."""
-        names = ("queue", "wake_at", "phase", "dispatch", "sent_until", "sent_count", "lease_until")
+        names = [name for name in CLAIMED_COLUMNS if name != "id"]
         if self.dialect != "postgresql":
             return f"UPDATE {objects} SET {', '.join(f'{name} = :{name}' for name in names)} WHERE id = :id"
-        types = ("varchar", "bigint", "smallint", "varchar", "bigint", "int", "bigint")
-        arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in zip(names, types, strict=True))
+        arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in CLAIMED_COLUMNS.items())
         return (
             f"UPDATE {objects} AS o SET {', '.join(f'{name} = new.{name}' for name in names)}"
-            f" FROM unnest(CAST(:id AS bigint[]), {arrays}) AS new(id, {', '.join(names)}) WHERE o.id = new.id"
+            f" FROM unnest({arrays}) AS new({', '.join(CLAIMED_COLUMNS)}) WHERE o.id = new.id"
             # Said twice, so that a small share of a large table is never looked for by reading all of it.
             " AND o.id = ANY(CAST(:id AS bigint[]))"
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from celery_lifecycle.config import Config
 from celery_lifecycle.model import ObjectState, Shipment
@@ -15,8 +16,7 @@ def patience(state: ObjectState, config: Config, more: int = 0) -> int:
     return max(min(config.backup_ms << doublings, config.patience_max_ms), 2 * state.queue_wait)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """What a claim came to: the new state, a chain to send, or a run whose worker must be looked into."""
 
     state: ObjectState
@@ -35,8 +35,10 @@ def dispatch(state: ObjectState, agenda: Agenda, now: int, config: Config, new_i
     links, all_due = due_links(state, agenda, now, config.chain_length)
     if not links:
         return Claim(derive(state.but(dispatch=None, sent_until=None), agenda, now))
-    sent_until = now + patience(state, config, more=1)
-    state = state.but(dispatch=new_id, sent_count=state.sent_count + 1, queue=links[0].queue, sent_until=sent_until)
+    until = now + patience(state, config, more=1)
+    queue, count = links[0].queue, state.sent_count + 1
+    # `wake_at` is what `derive` will find: beat saves itself a copy of each state.
+    state = state.but(dispatch=new_id, sent_count=count, queue=queue, sent_until=until, wake_at=until)
     shipment = Shipment(state.id, state.ref, new_id, None, 0, links, all_due, now)
     return Claim(derive(state, agenda, now), shipment)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from celery_lifecycle.model import ALARM, ALIVE, HOOK_PREFIX, SEALED, Brief, ObjectState
 
@@ -13,8 +12,7 @@ from celery_lifecycle.model import ALARM, ALIVE, HOOK_PREFIX, SEALED, Brief, Obj
 SPARE: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Agenda:
+class Agenda(NamedTuple):
     """The jobs of one object as far as the protocol must know them, in due order.
 
     It holds the earliest of all jobs (`SPARE` more than a chain takes), the earliest exclusive ones and the protocol's own:
@@ -61,9 +59,9 @@ def next_wake(state: ObjectState, agenda: Agenda, now: int) -> tuple[str | None,
 
 def derive(state: ObjectState, agenda: Agenda, now: int) -> ObjectState:
     """The state with its alarm put right. A dispatch that nothing waits for any more is forgotten."""
-    if state.token is None and state.dispatch is not None and not runnable(state, agenda):
-        state = state.but(dispatch=None, sent_until=None)
     queue, wake_at = next_wake(state, agenda, now)
+    if wake_at is None and state.dispatch is not None and state.token is None:
+        return state.but(dispatch=None, sent_until=None, queue=None, wake_at=None)
     if (queue, wake_at) == (state.queue, state.wake_at):
         return state
     return state.but(queue=queue, wake_at=wake_at)
@@ -99,6 +97,6 @@ def due_links(state: ObjectState, agenda: Agenda, now: int, length: int) -> tupl
     links = [job for job in (exclusive or due) if job.id not in (ALARM, ALIVE)]
     if not links:
         alarm = [job for job in due if job.id == ALARM] or due
-        return tuple(replace(job, id=ALARM) for job in alarm[:1]), bool(alarm)
+        return tuple(job._replace(id=ALARM) for job in alarm[:1]), bool(alarm)
     is_run = any(not job.id.startswith(HOOK_PREFIX) for job in links)
     return tuple(links[:length]), is_run and len(links) <= length

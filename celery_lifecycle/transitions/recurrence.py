@@ -49,14 +49,14 @@ def wake(job: Job, now: int, begun: bool = False) -> Waking:
     met = on_wake(spec, now, due_at=job.due_ms, begun=begun or job.attempt > 0 or job.strikes > 0)
     dropped = _told(met.dropped)
     if met.run:
-        stored = replace(job, schedule_json=dumped(met.spec)) if met.must_store else job
+        stored = job._replace(schedule_json=dumped(met.spec)) if met.must_store else job
         # A moved due time would look like one that was moved on purpose.
         if met.must_store and met.due_at is not None and job.due_ms == spec_due(spec):
-            stored = replace(stored, due_ms=met.due_at)
+            stored = stored._replace(due_ms=met.due_at)
         return Waking(stored, True, False, met.scheduled_for, met.is_catch_up, dropped)
     if met.due_at is None:
         return Waking(job, False, True, met.scheduled_for, False, dropped)
-    moved = replace(job, due_ms=met.due_at, schedule_json=dumped(met.spec), attempt=0)
+    moved = job._replace(due_ms=met.due_at, schedule_json=dumped(met.spec), attempt=0)
     return Waking(moved, False, False, met.scheduled_for, False, dropped)
 
 
@@ -92,9 +92,9 @@ def with_policy(job: Job, wanted: Job) -> Job:
         changed = replace(changed, offset_ms=new.offset_ms)
         due += changed.offset_ms - spec.offset_ms if due == spec_due(spec) else 0
     if changed != spec:
-        job = replace(job, due_ms=due, schedule_json=dumped(changed))
-    return replace(
-        job, queue=wanted.queue, options_json=wanted.options_json, retry_json=wanted.retry_json,
+        job = job._replace(due_ms=due, schedule_json=dumped(changed))
+    return job._replace(
+        queue=wanted.queue, options_json=wanted.options_json, retry_json=wanted.retry_json,
         singleflight=wanted.singleflight, hung_timeout_ms=wanted.hung_timeout_ms, exclusive=wanted.exclusive,
         recovery_loop=wanted.recovery_loop,
     )  # fmt: skip
@@ -109,7 +109,7 @@ def occurrence(job: Job, dropped: dict[str, Any] | None = None) -> Job:
     if spec is None or not spec.is_recurring:
         return job
     nominal = to_millis(datetime.fromisoformat(dropped["first"])) if dropped else spec.nominal
-    return replace(job, schedule_json=dumped(ScheduleSpec("scheduled", nominal=nominal)))
+    return job._replace(schedule_json=dumped(ScheduleSpec("scheduled", nominal=nominal)))
 
 
 def spec_due(spec: ScheduleSpec) -> int | None:

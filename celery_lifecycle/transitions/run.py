@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from celery_lifecycle import breaker
@@ -201,18 +201,18 @@ def finish(state: ObjectState, job: Job | None, verdict: Verdict, now: int, conf
     state = state.but(versions=version)
     if verdict.next is not None:
         due, schedule = verdict.next
-        job = replace(job, schedule_json=schedule, attempt=0)
+        job = job._replace(schedule_json=schedule, attempt=0)
     else:
         due = now + verdict.delay_ms if verdict.at_ms is None else verdict.at_ms
-        job = replace(job, attempt=verdict.attempt if verdict.action is Action.AGAIN else 0)
-    return Finish(state, write=replace(job, due_ms=due, version=version, unknown_since_ms=None), dead=dead)
+        job = job._replace(attempt=verdict.attempt if verdict.action is Action.AGAIN else 0)
+    return Finish(state, write=job._replace(due_ms=due, version=version, unknown_since_ms=None), dead=dead)
 
 
 def acquitted(job: Job) -> Job:
     """A clean end of the struck job clears its own strikes and its suspicion; nothing else does."""
-    return replace(job, strikes=0, suspect_on=None, not_before_ms=None)
+    return job._replace(strikes=0, suspect_on=None, not_before_ms=None)
 
 
 def unmarked(job: Job) -> Job:
     """A suspect that no longer runs: still a suspect, but it holds no worker's place."""
-    return job if job.suspect_on is None else replace(job, suspect_on=breaker.waiting_mark(job))
+    return job if job.suspect_on is None else job._replace(suspect_on=breaker.waiting_mark(job))

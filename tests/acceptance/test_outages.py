@@ -105,6 +105,28 @@ def test_a_database_away_for_longer_than_the_lease_of_running_jobs_is_neither_a_
 
 
 @pytest.mark.outages
+@pytest.mark.combinations(("postgresql", "redis"))
+def test_a_death_while_the_database_says_nothing_does_not_hold_up_the_worker(
+    start_worker: StartWorker,
+    start_beat: StartBeat,
+    lifecycle: Lifecycle,
+    ledger: Ledger,
+    database_node: DatabaseNode,
+) -> None:
+    worker = start_worker(concurrency=1)
+    start_beat()
+    lifecycle.object("thing", "dies").jobs.push("work", payload={"seconds": 4}, id="job")
+    (run,) = wait_until(lambda: ledger.starts("job"))
+    database_node.pause()
+    worker.kill_pid(run.pid)
+    worker.wait_for_log("could not be recorded; its lease will tell", timeout=15)
+    assert worker.answers(timeout=2)
+    database_node.restart()
+    wait_until(lambda: len(ledger.starts("job")) == 2, 40)
+    wait_until(lambda: ledger.ends("job"), 20)
+
+
+@pytest.mark.outages
 @pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "rabbitmq"))
 def test_a_job_that_asks_for_its_storage_in_an_outage_is_put_back_and_uses_up_no_attempt(
     start_worker: StartWorker,

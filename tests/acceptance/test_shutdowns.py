@@ -38,7 +38,9 @@ def test_a_warm_shutdown_ends_the_running_job_however_long_it_takes_and_leaves_t
     wait_until(lambda: len(ledger.ends()) == 4, 20, lambda: str(ledger.runs()))
     assert [run.job for run in ledger.runs()] == ["long", "after-0", "after-1", "after-2"]
     assert ledger.ends("long")[0].pid == long.pid
-    assert {run.pid for run in ledger.runs()[1:]} <= set(second.children())
+    # Without an event loop Celery takes one more message while it shuts down.
+    rest = ledger.runs()[1:] if "redis" in str(lifecycle.app.conf.broker_url) else ledger.runs()[2:]
+    assert {run.pid for run in rest} <= set(second.children())
     assert all(uncounted(ledger, run.job) for run in ledger.runs())
 
 

@@ -287,7 +287,9 @@ def test_apply_async_on_a_lifecycle_job_is_an_error_that_names_push(lifecycle: L
         lifecycle.app.tasks["work.go"].apply_async((1,))
 
 
-@pytest.mark.parametrize("option", ["rate_limit", "acks_late", "reject_on_worker_lost", "autoretry_for", "bind"])
+@pytest.mark.parametrize(
+    "option", ["rate_limit", "acks_late", "reject_on_worker_lost", "autoretry_for", "bind", "expires"]
+)
 def test_options_that_a_lifecycle_job_can_not_have_are_refused_at_decoration(option: str) -> None:
     with pytest.raises(PolicyInvalid, match=option):
         lifecycle_job(**{option: True})

@@ -200,9 +200,7 @@ def test_a_push_of_an_id_twice_in_one_transaction_replaces_it(lifecycle, cart, e
 def test_a_refused_push_leaves_the_callers_transaction_usable(lifecycle, cart, engine):
     cart.jobs.push(TASK, id="taken", delay=60)
     lifecycle.store.jobs.push(
-        __import__("dataclasses").replace(
-            Table.draft(Table.__new__(Table), "theirs", CART), owner="mailer", delay_ms=60_000
-        )
+        Table.draft(Table.__new__(Table), "theirs", CART)._replace(owner="mailer", delay_ms=60_000)
     )
     with Session(engine) as session:
         order(session, 1)

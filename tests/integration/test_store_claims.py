@@ -59,7 +59,6 @@ def test_claimed_rows_are_on_record_as_sent_before_anything_is_sent(t):
         assert (found.dispatch, found.sent_count, found.sent_until) == (chain.dispatch, 1, NOW + 30_000)
         assert found.phase is Phase.SENT
     assert t.store.claims.count_sent(QUEUE) == 3
-    assert t.store.claims.count_overdue(QUEUE) == 0
 
 
 def test_sent_chains_are_counted_up_to_the_window_only(database_url, clock):
@@ -82,13 +81,6 @@ def test_heads_tell_the_next_alarm_of_each_phase_and_the_next_queue(t):
     assert t.store.claims.queues() == [QUEUE, "zeta"]
     assert t.store.claims.heads("").next_queue == QUEUE
     assert chain.ref == CART
-
-
-def test_the_oldest_overdue_object_is_known(t):
-    assert t.store.claims.oldest_overdue(QUEUE) is None
-    t.push("a", CART, at_ms=NOW - 5)
-    t.push("a", ObjectRef("cart", "z"), at_ms=NOW - 9)
-    assert t.store.claims.oldest_overdue(QUEUE).name == "z"
 
 
 # --- slices
@@ -324,7 +316,7 @@ def test_a_release_of_a_chain_that_arrived_after_all_changes_nothing(t):
     assert t.store.claims.release([chain], 100) == 0
     assert t.find() == before
     t.store.objects.destroy(CART)
-    assert t.store.claims.release([replace(chain, object_id=10**9)], 100) == 0
+    assert t.store.claims.release([chain._replace(object_id=10**9)], 100) == 0
 
 
 def test_a_release_while_the_object_was_destroyed_leaves_nothing(t):

@@ -100,7 +100,7 @@ def test_what_a_breaker_left_is_cleared_by_resume(t):
 
 def test_an_object_paused_as_sealed_stays_sealed_when_somebody_pauses_it(t):
     t.push("a")
-    t.store.objects.change(CART, lambda state: replace(state, paused=SEALED))
+    t.store.objects.change(CART, lambda state: state.but(paused=SEALED))
     t.store.objects.pause(CART, "holiday")
     assert t.find().paused == SEALED
 
@@ -286,7 +286,7 @@ def test_forgetting_old_things_touches_no_object_that_has_something_to_do(t, clo
     clock.forward(4000)
     before = t.find()
     t.store.beats.forget_old()
-    assert replace(t.find(), lines=None) == replace(before, lines=None)
+    assert t.find().but(lines=None) == before.but(lines=None)
     assert t.exists(ObjectRef("cart", "other"))
 
 

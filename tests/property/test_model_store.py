@@ -734,7 +734,7 @@ MUTANTS = {
     "exclusive jobs hold back nobody": (
         claims_module.chain, "due_links",
         lambda state, agenda, now, length: derive.due_links(
-            state, derive.Agenda(tuple(replace(job, exclusive=False) for job in agenda.jobs)), now, length
+            state, derive.Agenda(tuple(job._replace(exclusive=False) for job in agenda.jobs)), now, length
         ),
     ),
 }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from celery_lifecycle.model import Link, ObjectRef, Phase, Shipment, Why
+from celery_lifecycle.model import Job, Link, ObjectRef, Phase, Shipment, Why
 from celery_lifecycle.store.claims import Claimed
 from celery_lifecycle.store.ends import Ended
 from celery_lifecycle.store.jobs import Pushed
@@ -167,8 +167,6 @@ SCENES: dict[str, tuple[Callable[[Table, Scene], None], dict[str, Verb]]] = {
 
 def told(result: Any) -> Any:
     match result:
-        case list() | tuple():
-            return [told(one) for one in result]
         case Pushed():
             return (result.job.id, result.job.version, told(result.shipment))
         case Shipment():
@@ -181,23 +179,27 @@ def told(result: Any) -> Any:
             return (result.accepted, result.discarded, result.closed, told(result.shipment))
         case Ended():
             return (result.cause, result.put_back, result.context and result.context.strikes)
+        case Job():
+            return result.id
+        case list() | tuple():
+            return [told(one) for one in result]
         case _:
-            return getattr(result, "id", result)
+            return result
 
 
 def left(t: Table, scene: Scene) -> Any:
     found = t.store.objects.find(scene.ref)
-    row = found and replace(
-        found, id=0, name="", queue=None if found.queue is None else "q", dispatch=found.dispatch and "d",
+    row = found and found.but(
+        id=0, name="", queue=None if found.queue is None else "q", dispatch=found.dispatch and "d",
         token=found.token and "t", in_flight=found.in_flight and replace(found.in_flight, task_id="", queue=""),
     )  # fmt: skip
     jobs = [
-        replace(job, object=ObjectRef("", ""), queue="", not_before_ms=job.not_before_ms and 1, suspect_on=None)
+        job._replace(object=ObjectRef("", ""), queue="", not_before_ms=job.not_before_ms and 1, suspect_on=None)
         for job in t.store.jobs.list(scene.ref, None)
     ]
     # Delays after a loss are spread at random, and so are what follows from them.
     if any(job.not_before_ms for job in jobs):
-        row = row and replace(row, wake_at=row.wake_at and 1)
+        row = row and row.but(wake_at=row.wake_at and 1)
         jobs.sort(key=lambda job: job.id)
     dead = [(one.reason, one.job.id) for one in t.store.dead.list(scene.ref)]
     return row, jobs, dead

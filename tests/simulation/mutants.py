@@ -161,7 +161,7 @@ MUTANTS = (
     ),
     one("the alarm forgets the open run", DERIVE, "next_wake", "if state.token is not None:", "if False:"),
     one("a row with an open run is removed", DERIVE, "is_forgettable", "or state.token is not None", ""),
-    one("a dispatch without jobs is kept", DERIVE, "derive", "not runnable(state, agenda)", "False"),
+    one("a dispatch without jobs is kept", DERIVE, "derive", "wake_at is None and", "False and"),
     one(
         "a refused link goes on",
         RUNNER,

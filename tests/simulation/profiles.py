@@ -18,6 +18,8 @@ def ordinary(writer: Writer) -> None:
     plan.restart = writer.pick(500, 2000, 10_000)
     plan.poll = writer.pick(50, 200, 1000)
     plan.settings = {"chain_length": writer.pick(2, 3, 50), "dispatch_window": writer.pick(1, 3, 1000, 1000)}
+    # Batches that small are always full, so that beat claims one before it has sent the one before.
+    plan.settings["claim_batch"] = 1 if plan.settings["chain_length"] == 3 else 1000
     every = ["plain/a", "plain/b", "full/f", "full/g", "side/s"]
     writer.random.shuffle(every)
     writer.names = every[: writer.within(1, 3)]

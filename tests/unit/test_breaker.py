@@ -1,7 +1,6 @@
 """How deaths are counted, how long a loop is slowed, when it is sealed (design, section 7)."""
 
 import json
-from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
@@ -29,7 +28,7 @@ def deaths_of(*sequence, limit=3):
     for name in sequence:
         now += 60_000
         owner, flying = name.upper(), flight(name.upper(), limit=limit)
-        given = replace(given, in_flight=flying)
+        given = given.but(in_flight=flying)
         if name.islower():
             done = run.finish(given, jobs[owner], DONE, now, CONFIG)
             given, jobs[owner] = done.state, run.acquitted(jobs[owner])
@@ -255,7 +254,7 @@ def test_at_the_limit_the_object_is_paused_as_sealed_and_its_jobs_stay(what):
     for number in range(3):
         assert given.paused is None
         struck = death(given, given.in_flight, [job("a")], NOW + number)
-        given = replace(struck.state, in_flight=given.in_flight)
+        given = struck.state.but(in_flight=given.in_flight)
     assert given.paused == SEALED
     assert struck.seal == ()
     assert (struck.context.sealed, struck.context.next_time) == (True, None)
@@ -279,14 +278,14 @@ def test_a_job_lost_with_others_becomes_a_suspect_and_stays_one_until_a_clean_en
     struck = death(busy_state("a"), flight("a"), [job("a")], suspect=True)
     marked = written(struck, "a")
     assert marked.suspect_on == breaker.waiting_mark(marked)
-    again = death(struck.state, flight("a"), [replace(marked, suspect_on="w7")], NOW + 1)
+    again = death(struck.state, flight("a"), [marked._replace(suspect_on="w7")], NOW + 1)
     assert written(again, "a").suspect_on == breaker.waiting_mark(marked), "it runs nowhere now"
     assert written(death(busy_state("a"), flight("a"), [job("a")]), "a").suspect_on is None
 
 
 def test_the_mark_of_a_waiting_suspect_is_its_own():
     marks = {breaker.waiting_mark(job(name)) for name in ("a", "b")}
-    other = replace(job("a"), object=job("a").object._replace(name="other"))
+    other = job("a")._replace(object=job("a").object._replace(name="other"))
     assert len(marks | {breaker.waiting_mark(other)}) == 3
     assert all(len(mark) <= 64 for mark in marks)
 

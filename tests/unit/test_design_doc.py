@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,12 +34,12 @@ def _drawn() -> set[tuple[str, str, str]]:
 def _states() -> Iterator[ObjectState]:
     idle = ObjectState(1, "k", "n", "q", NOW)
     yield idle
-    yield replace(idle, paused="p")
-    yield replace(idle, dispatch="d", sent_until=NOW, sent_count=1)
-    opened = replace(idle, token="t", lease_until=NOW, step=1)
+    yield idle.but(paused="p")
+    yield idle.but(dispatch="d", sent_until=NOW, sent_count=1)
+    opened = idle.but(token="t", lease_until=NOW, step=1)
     yield opened
-    yield replace(opened, in_flight=FLIGHT, worker="w", worker_pid=1)
-    yield replace(opened, paused="p")
+    yield opened.but(in_flight=FLIGHT, worker="w", worker_pid=1)
+    yield opened.but(paused="p")
 
 
 def _made(state: ObjectState, agenda: Agenda) -> Iterator[tuple[str, ObjectState]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -52,14 +51,14 @@ def test_a_catch_up_is_remembered_in_the_row_so_that_a_second_attempt_knows_it()
 def test_a_run_that_has_begun_is_not_judged_again_even_if_its_row_does_not_say_so() -> None:
     hourly = saved(spec_for("0 * * * *", misfire="skip"))
     assert recurrence.wake(hourly, NOON + 100 * MINUTE).runs is False
-    for begun in (replace(hourly, attempt=1), replace(hourly, strikes=1)):
+    for begun in (hourly._replace(attempt=1), hourly._replace(strikes=1)):
         assert recurrence.wake(begun, NOON + 100 * MINUTE).runs is True
     assert recurrence.wake(hourly, NOON + 100 * MINUTE, begun=True).scheduled_for == hourly.due_ms
 
 
 def test_a_job_that_was_moved_is_run_when_it_was_moved_to_and_stands_for_its_own_time() -> None:
     hourly = saved(spec_for("0 * * * *", misfire="skip"))
-    moved = replace(hourly, due_ms=NOON + 95 * MINUTE)
+    moved = hourly._replace(due_ms=NOON + 95 * MINUTE)
     waking = recurrence.wake(moved, NOON + 100 * MINUTE)
     assert (waking.runs, waking.scheduled_for, waking.job.due_ms) == (True, hourly.due_ms, moved.due_ms)
 
@@ -89,13 +88,13 @@ def test_times_that_a_run_outlasts_are_dropped_for_the_next_one_which_is_a_catch
     after = recurrence.following(minutely, NOON + MINUTE + 200_000)
     assert after is not None
     assert after.dropped["count"] == 2
-    pending = replace(minutely, due_ms=after.due, schedule_json=after.schedule_json)
+    pending = minutely._replace(due_ms=after.due, schedule_json=after.schedule_json)
     waking = recurrence.wake(pending, NOON + MINUTE + 200_010)
     assert (waking.runs, waking.is_catch_up, waking.scheduled_for) == (True, True, NOON + 4 * MINUTE)
     later = recurrence.following(waking.job, NOON + MINUTE + 200_020)
     assert later is not None
     assert (
-        recurrence.wake(replace(pending, due_ms=later.due, schedule_json=later.schedule_json), later.due).is_catch_up
+        recurrence.wake(pending._replace(due_ms=later.due, schedule_json=later.schedule_json), later.due).is_catch_up
         is False
     )
 
@@ -112,11 +111,11 @@ def test_an_idempotent_call_finds_the_same_callback_payload_and_schedule_only() 
     assert not recurrence.is_same(stored, "cart.other", *same[1:])
     assert not recurrence.is_same(stored, same[0], "null", same[2])
     assert not recurrence.is_same(stored, *same[:2], spec_for("0 8 * * *"))
-    assert not recurrence.is_same(replace(stored, schedule_json=None), *same)
+    assert not recurrence.is_same(stored._replace(schedule_json=None), *same)
 
 
 def test_a_newer_policy_moves_neither_the_nominal_time_nor_the_version() -> None:
-    stored = replace(saved(spec_for("0 8 * * *", jitter=600)), attempt=2, strikes=1)
+    stored = saved(spec_for("0 8 * * *", jitter=600))._replace(attempt=2, strikes=1)
     wanted = saved(spec_for("0 8 * * *", misfire="skip"), NOON + 5, queue="slow", exclusive=True)
     renewed = recurrence.with_policy(stored, wanted)
     spec = recurrence.spec_of(renewed)
@@ -124,7 +123,7 @@ def test_a_newer_policy_moves_neither_the_nominal_time_nor_the_version() -> None
     assert (spec.misfire, spec.jitter_ms, renewed.due_ms) == ("skip", 0, spec.nominal)
     assert (renewed.queue, renewed.exclusive) == ("slow", True)
     assert (renewed.version, renewed.attempt, renewed.strikes) == (stored.version, 2, 1)
-    moved = replace(stored, due_ms=NOON + 7)
+    moved = stored._replace(due_ms=NOON + 7)
     assert recurrence.with_policy(moved, wanted).due_ms == NOON + 7
     assert recurrence.with_policy(stored, saved(spec_for("0 8 * * *", jitter=600))) == stored
 
@@ -133,7 +132,7 @@ def test_an_interval_that_has_run_does_not_get_a_jitter_added_each_time() -> Non
     stored = saved(spec_every(60, jitter=30))
     after = recurrence.following(stored, NOON + 2 * MINUTE)
     assert after is not None
-    running = replace(stored, due_ms=after.due, schedule_json=after.schedule_json)
+    running = stored._replace(due_ms=after.due, schedule_json=after.schedule_json)
     assert recurrence.with_policy(running, saved(spec_every(60, jitter=20))).due_ms == running.due_ms
 
 

@@ -107,10 +107,10 @@ def test_a_pushers_own_dispatch_never_touches_an_open_run():
 
 
 def test_a_claim_of_a_run_whose_lease_is_alive_only_puts_the_alarm_at_the_leases_end():
-    given = replace(busy_state(lease=NOW + 9_000), wake_at=NOW - 1)
+    given = busy_state(lease=NOW + 9_000).but(wake_at=NOW - 1)
     made = chain.claim(given, agenda("a"), NOW, CONFIG, "new")
     assert (made.shipment, made.lost) == (None, False)
-    assert made.state == replace(given, wake_at=NOW + 9_000)
+    assert made.state == given.but(wake_at=NOW + 9_000)
 
 
 def test_a_lease_that_is_over_with_a_link_in_flight_is_a_loss_to_look_into_and_changes_nothing():
@@ -188,7 +188,7 @@ def test_a_chain_that_could_not_be_sent_is_taken_back_and_counts_as_never_sent()
 def test_a_release_that_comes_after_the_chain_was_sent_anew_changes_nothing():
     jobs = agenda("a")
     made = claim(state(), jobs)
-    assert chain.release(replace(made.state, dispatch="newer"), jobs, shipment_of(made), NOW, 200) is None
+    assert chain.release(made.state.but(dispatch="newer"), jobs, shipment_of(made), NOW, 200) is None
 
 
 def test_a_release_that_comes_after_the_run_was_opened_changes_nothing():
@@ -221,7 +221,7 @@ def test_a_revived_chain_that_could_not_be_sent_gives_the_lease_back():
 def test_a_release_of_a_revival_that_arrived_after_all_changes_nothing(past):
     given = open_state(lease=NOW - 1, step=2, sent_count=1)
     made = chain.claim(given, agenda("c"), NOW, CONFIG, "new")
-    assert chain.release(replace(made.state, **past), agenda("c"), shipment_of(made), NOW, 300) is None
+    assert chain.release(made.state.but(**past), agenda("c"), shipment_of(made), NOW, 300) is None
 
 
 def test_a_release_never_counts_below_nothing():
@@ -244,7 +244,7 @@ def test_ending_a_run_forgets_all_that_belongs_to_it_and_nothing_else():
 def test_a_destroyed_object_forgets_all_but_the_link_in_flight_which_is_then_the_last():
     """D36"""
     given = busy_state(paused="p", disabled=True, not_before=5, not_before_count=1, lines="{}", holds=2, stored=True)
-    gone = chain.destroyed(replace(given, sealed=True, versions=9))
+    gone = chain.destroyed(given.but(sealed=True, versions=9))
     assert gone.in_flight == replace(given.in_flight, final=True)
     assert (gone.token, gone.step, gone.versions) == (given.token, given.step, 9)
     assert is_forgettable(chain.ended(gone), Agenda())

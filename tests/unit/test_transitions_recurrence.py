@@ -1,7 +1,5 @@
 """Where schedules meet the protocol: what a wake means, what follows a run, what is told of it."""
 
-from dataclasses import replace
-
 from celery_lifecycle.timing.instants import from_millis
 from celery_lifecycle.timing.schedule import first_due, spec_every, spec_for
 from celery_lifecycle.transitions import recurrence
@@ -36,7 +34,7 @@ def test_a_run_that_outlasts_its_interval_tells_how_many_it_passed():
 
 
 def test_a_dropped_occurrence_is_moved_on_and_what_it_dropped_is_told():
-    hourly = replace(scheduled(spec_for("0 * * * *", misfire="skip", timezone="UTC")), attempt=0)
+    hourly = scheduled(spec_for("0 * * * *", misfire="skip", timezone="UTC"))._replace(attempt=0)
     late = hourly.due_ms + 50 * MINUTE
     waking = recurrence.wake(hourly, late)
     assert not waking.runs
@@ -58,7 +56,7 @@ def test_a_catch_up_remembers_the_occurrence_it_stands_for():
 def test_a_struck_or_failed_occurrence_is_not_taken_for_a_missed_one():
     hourly = scheduled(spec_for("0 * * * *", misfire="skip", timezone="UTC"))
     for begun in ({"strikes": 1}, {"attempt": 1}):
-        assert recurrence.wake(replace(hourly, **begun), hourly.due_ms + 50 * MINUTE).runs
+        assert recurrence.wake(hourly._replace(**begun), hourly.due_ms + 50 * MINUTE).runs
 
 
 def test_a_date_that_has_run_is_over():

@@ -1,11 +1,11 @@
 """Open, begin, finish as pure functions: the guards of every link, and what an outcome does (design, section 5)."""
 
-from dataclasses import replace
+import json
 
 import pytest
 
 from celery_lifecycle import breaker
-from celery_lifecycle.model import ALARM, START, Why
+from celery_lifecycle.model import ALARM, START, InFlight, Why
 from celery_lifecycle.transitions import run
 from celery_lifecycle.transitions.run import Action, Refusal, Verdict
 from tests.support.protocol import (
@@ -183,7 +183,7 @@ def test_the_link_in_flight_may_finish():
 )
 def test_a_late_finish_is_refused(other):
     """C06, D05, D07: the run was ended, and perhaps begun again, by somebody else."""
-    assert not run.may_finish(replace(busy_state("a", token="t1"), **other), link("a"), "t1")
+    assert not run.may_finish(busy_state("a", token="t1").but(**other), link("a"), "t1")
 
 
 def finish(found, verdict, given=None):
@@ -295,7 +295,7 @@ def test_the_clean_end_of_one_job_leaves_the_strikes_of_another_in_its_line():
 
 def test_a_clean_end_clears_the_strikes_of_a_job_that_was_replaced_meanwhile():
     given, found = struck()
-    newer = replace(found, version=4)
+    newer = found._replace(version=4)
     done = finish(newer, DONE, given)
     assert done.discarded
     assert (done.write.strikes, done.write.version, done.write.due_ms) == (0, 4, newer.due_ms)
@@ -306,3 +306,9 @@ def test_a_suspect_that_no_longer_runs_gives_its_workers_place_back():
     done = finish(found, MORE)
     assert done.write.suspect_on == breaker.waiting_mark(found)
     assert run.unmarked(job("b")) == job("b")
+
+
+def test_what_a_newer_version_has_added_to_a_link_in_flight_is_passed_over():
+    given = flight("a")
+    newer = json.dumps([*json.loads(given.to_json()), "of a newer version"])
+    assert InFlight.from_json(newer) == InFlight.from_json(given.to_json()) == given
