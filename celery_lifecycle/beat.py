@@ -136,34 +136,32 @@ class LifecycleScheduler(Scheduler):
     # --- objects
 
     def _dispatch_due(self) -> float:
-        """Claim and send, one batch per queue and round, until nothing is due; returns the seconds to the next alarm."""
+        """Claim and send, queue by queue, until nothing is due; returns the seconds to the next alarm."""
         assert self._lifecycle is not None
-        claims = self._lifecycle.store.claims
         until = time.monotonic() + ROUNDS_FOR
         while True:
+            looked = time.monotonic()
+            heads = self._lifecycle.store.claims.heads()
             busy = False
-            next_wake: float | None = None
-            queue = claims.heads("").next_queue
-            while queue is not None:
-                heads = claims.heads(queue)
-                busy |= self._dispatch_queue(queue, heads)
-                wake = self._next_wake(queue, heads)
-                next_wake = wake if next_wake is None or (wake is not None and wake < next_wake) else next_wake
-                queue = heads.next_queue
+            for one in heads:
+                busy |= self._dispatch_queue(one)
             if not busy or time.monotonic() > until or self._stopping.is_set():
-                return 3600.0 if next_wake is None else next_wake
+                return min((self._next_wake(one, looked) for one in heads), default=3600.0)
 
-    def _next_wake(self, queue: str, heads: Heads) -> float:
+    def _next_wake(self, heads: Heads, looked: float) -> float:
+        """The seconds until a queue's next alarm; `looked` is when its heads were read."""
         assert self._lifecycle is not None
-        room = self._lifecycle.window.room(queue) > 0
+        room = self._lifecycle.window.room(heads.queue) > 0
         alarms = [heads.idle if room else None, heads.sent, heads.open]
-        held = max(0.0, self._held_until.get(queue, 0.0) - time.monotonic())
-        waits = [max((alarm - heads.now) / 1000, held) for alarm in alarms if alarm is not None]
+        now = time.monotonic()
+        held = max(0.0, self._held_until.get(heads.queue, 0.0) - now)
+        waits = [max((alarm - heads.now) / 1000 - (now - looked), held) for alarm in alarms if alarm is not None]
         soonest = min(waits, default=3600.0)
-        return max(soonest, LOCKED_FOR) if queue in self._locked and soonest <= 0 else soonest
+        return max(soonest, LOCKED_FOR) if heads.queue in self._locked and soonest <= 0 else soonest
 
-    def _dispatch_queue(self, queue: str, heads: Heads) -> bool:
-        """What is due in each phase. Returns whether there may be more that is due."""
+    def _dispatch_queue(self, heads: Heads) -> bool:
+        """What is due in each phase of a queue. Returns whether there may be more that is due."""
+        queue = heads.queue
         if self._is_held(queue):
             return False
         more = False

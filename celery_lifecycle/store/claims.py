@@ -21,13 +21,13 @@ NOTHING = Agenda()
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The next alarms of one queue, by phase, and the name of the queue after it."""
+    """The time, and the next alarms of one queue by phase."""
 
+    queue: str
     now: int
     idle: int | None
     sent: int | None
     open: int | None
-    next_queue: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ def _claimed_columns(state: ObjectState) -> tuple[int | str | None, ...]:
 def queues_in(tx: Tx) -> list[str]:
     """The queues that have an alarm, in order."""
     found: list[str] = []
-    row = tx.row(tx.sql.queue_heads, {"queue": ""})
-    while row is not None and row[4] is not None:
-        found.append(row[4])
-        row = tx.row(tx.sql.queue_heads, {"queue": row[4]})
+    row = tx.row(tx.sql.next_queue, {"queue": ""})
+    while row is not None and row[0] is not None:
+        found.append(row[0])
+        row = tx.row(tx.sql.next_queue, {"queue": row[0]})
     return found
 
 
@@ -64,19 +64,20 @@ class Claims:
         self.database = database
         self.config = config
 
-    def heads(self, queue: str) -> Heads:
-        """The time and the next alarms of `queue` ("" only brings the name of the first queue). Changes nothing."""
+    def heads(self) -> list[Heads]:
+        """The next alarms of every queue that has one, in the order of their names. Changes nothing."""
+        return self.database.look(self._heads)
 
-        def work(tx: Tx) -> Heads:
-            row = tx.row(tx.sql.queue_heads, {"queue": queue})
-            assert row is not None
-            return Heads(tx.now_of(row[0]), row[1], row[2], row[3], row[4])
-
-        return self.database.run(work)
-
-    def queues(self) -> list[str]:
-        """The queues that have an alarm, in order. Changes nothing."""
-        return self.database.look(queues_in)
+    def _heads(self, tx: Tx) -> list[Heads]:
+        found: list[Heads] = []
+        behind: str | None = ""
+        while behind is not None:
+            row = tx.row(tx.sql.queue_heads, {"queue": behind})
+            behind = None
+            if row is not None and row[1] is not None:
+                found.append(Heads(row[1], tx.now_of(row[0]), *row[2:5]))
+                behind = row[1] if row[5] is not None else None
+        return found
 
     def count_sent(self, queue: str) -> int:
         """How many chains of a queue are on their way, counted up to the dispatch window. Changes nothing."""
@@ -86,7 +87,7 @@ class Claims:
             assert row is not None
             return int(row[0])
 
-        return self.database.run(work)
+        return self.database.look(work)
 
     def claim(self, queue: str, phase: Phase, limit: int) -> Claimed:
         """Claim what is due in a queue, earliest first.

@@ -261,7 +261,8 @@ class Database:
     def transaction(self, reads: bool = False) -> Iterator[Tx]:
         """One short transaction of our own: committed at the end of the block, rolled back if it raises.
 
-        `reads`: it only reads, so that SQLite need not wait for a writer.
+        `reads`: it only reads, so that SQLite need not wait for a writer, and PostgreSQL is not told of a beginning and an
+        end; as each statement sees what is committed, there or here, it sees the same.
         """
         with _no_fork if self.is_sqlite else contextlib.nullcontext():
             yield from self._transaction(reads)
@@ -269,7 +270,10 @@ class Database:
     def _transaction(self, reads: bool) -> Iterator[Tx]:
         connection = self._connect()
         broken = False
+        glances = reads and self._dialect_name == "postgresql"
         try:
+            if glances:
+                connection.dbapi_connection.autocommit = True
             tx = Tx(connection.dbapi_connection, self.sql, self.engine.dialect, self.clock)
             if self.is_sqlite:
                 tx.run("BEGIN" if reads else "BEGIN IMMEDIATE")
@@ -290,6 +294,8 @@ class Database:
         finally:
             if broken:
                 connection.invalidate()
+            elif glances:
+                connection.dbapi_connection.autocommit = False
             connection.close()
 
     def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:

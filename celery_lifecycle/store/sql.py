@@ -96,12 +96,13 @@ class Sql:
         )
         self.delete_object = self._(f"DELETE FROM {o} WHERE id = :id")
         self.update_claimed = self._(self._claimed_update(o))
+        self.next_queue = self._(f"SELECT min(queue) FROM {o} WHERE queue > :queue")
+        # Of the first queue behind a given one: one look does for most deployments.
+        first = f"(SELECT wake_at FROM {o} WHERE queue = q.queue AND phase = {{}} ORDER BY wake_at LIMIT 1)"
         self.queue_heads = self._(
-            f"SELECT {now},"
-            f" (SELECT min(wake_at) FROM {o} WHERE queue = :queue AND phase = 0),"
-            f" (SELECT min(wake_at) FROM {o} WHERE queue = :queue AND phase = 1),"
-            f" (SELECT min(wake_at) FROM {o} WHERE queue = :queue AND phase = 2),"
-            f" (SELECT min(queue) FROM {o} WHERE queue > :queue)"
+            f"SELECT {now}, q.queue, {first.format(0)}, {first.format(1)}, {first.format(2)},"
+            f" (SELECT min(queue) FROM {o} WHERE queue > q.queue)"
+            f" FROM (SELECT min(queue) AS queue FROM {o} WHERE queue > :queue) AS q"
         )
         self.claimable = self._(
             f"SELECT {columns} FROM {o} WHERE queue = :queue AND phase = :phase AND wake_at <= :now"

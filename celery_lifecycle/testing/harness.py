@@ -192,8 +192,7 @@ class Harness:
         """The next time at which anything happens by itself."""
         store, config, now = self.lifecycle.store, self.lifecycle.config, self._now_ms
         times = [message.due_ms for message in self.messages]
-        for queue in store.claims.queues():
-            heads = store.claims.heads(queue)
+        for heads in store.claims.heads():
             alarms = [alarm for alarm in (heads.idle, heads.sent, heads.open) if alarm is not None]
             # What is due and was not sent (no room, no broker) is looked at again, as beat does.
             times += [alarm if alarm > now else now + STUCK_STEP_MS for alarm in alarms]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from celery_lifecycle.model import ALARM, ObjectRef, Phase
+from celery_lifecycle.store.claims import queues_in
 from celery_lifecycle.store.workers import Running
 from celery_lifecycle.transitions.run import Refusal, Worker
 from tests.support.protocol import CART, DONE, MORE, NOW, QUEUE, WORKER, Clock, Table, links_of, table
@@ -75,11 +76,11 @@ def test_heads_tell_the_next_alarm_of_each_phase_and_the_next_queue(t):
     chain = t.shipped()
     t.push("a", ObjectRef("cart", "open"))
     t.begin(links_of(t.shipped(ObjectRef("cart", "open")))[0])
-    heads = t.store.claims.heads(QUEUE)
+    heads, zeta = t.store.claims.heads()
     assert (heads.idle, heads.sent, heads.open) == (NOW + 7, NOW + 30_000, NOW + 20_000)
-    assert (heads.now, heads.next_queue) == (NOW, "zeta")
-    assert t.store.claims.queues() == [QUEUE, "zeta"]
-    assert t.store.claims.heads("").next_queue == QUEUE
+    assert (heads.now, heads.queue) == (NOW, QUEUE)
+    assert (zeta.queue, zeta.idle, zeta.sent, zeta.open) == ("zeta", NOW + 9, None, None)
+    assert t.store.database.look(queues_in) == [QUEUE, "zeta"]
     assert chain.ref == CART
 
 
@@ -553,15 +554,17 @@ def test_a_tick_reads_its_queue_by_index_whatever_waits_in_another_one(t, databa
         params = {"queue": QUEUE, "phase": 0, "now": NOW, "limit": 500}
         explain = "EXPLAIN QUERY PLAN " if database.kind == "sqlite" else "EXPLAIN "
         plan = str(tx.rows(explain + tx.sql.claimable, params))
-        heads = str(tx.rows(explain + tx.sql.queue_heads, {"queue": QUEUE}))
+        heads = str(tx.rows(explain + tx.sql.queue_heads, {"queue": ""}))
     assert "objects_alarm_idx" in plan
     assert "Sort" not in plan
     assert "TEMP B-TREE" not in plan
     assert "filesort" not in plan
+    assert "filesort" not in heads
+    assert "TEMP B-TREE" not in heads
     if database.kind == "mariadb":
         assert "Select tables optimized away" in heads
     else:
-        assert heads.count("objects_alarm_idx") == 4
+        assert heads.count("objects_alarm_idx") == 5
         assert "Seq Scan" not in heads
     with t.store.database.transaction() as tx:
         tx.run("DELETE FROM lifecycle_objects")

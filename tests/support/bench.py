@@ -63,8 +63,8 @@ class Bench(Lifecycle):
         """Let time pass with a beat and workers that are never late."""
         end = to_millis(datetime.fromisoformat(when))
         while True:
-            heads = self.store.claims.heads(QUEUE)
-            alarm = min((at for at in (heads.idle, heads.sent, heads.open) if at is not None), default=end + 1)
+            alarms = [at for one in self.store.claims.heads() for at in (one.idle, one.sent, one.open)]
+            alarm = min((at for at in alarms if at is not None), default=end + 1)
             if max(alarm, self.clock.ms) > end:
                 self.clock.to(end)
                 return
