@@ -6,6 +6,8 @@ import gc
 import os
 import time
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from celery.beat import Scheduler
@@ -73,6 +75,7 @@ class LifecycleScheduler(Scheduler):
         self._kept_house = 0.0
         self._entries: Entries | None = None
         self._ticked = False
+        self._house: Future[Any] | None = None
         super().__init__(app, schedule, max_interval, lazy=lazy, **kwargs)
 
     @property
@@ -227,15 +230,27 @@ class LifecycleScheduler(Scheduler):
     # --- upkeep
 
     def _keep_house(self) -> None:
+        """Now and then, beside the ticks: rows that callers hold are waited for, and no alarm is late for that."""
         assert self._lifecycle is not None
-        store, now = self._lifecycle.store, time.monotonic()
+        if self._house is not None:
+            if not self._house.done():
+                return
+            house, self._house = self._house, None
+            house.result()
+        now = time.monotonic()
+        tasks: list[Callable[[], Any]] = []
         if now - self._looked > min(LOOK_AT_HOLDS_EVERY, self._lifecycle.config.keep_alive / 3):
             self._looked = now
-            holds.look(self._lifecycle, self._doubts)
+            tasks.append(self._look_at_holds)
         if now - self._kept_house > HOUSEKEEPING_EVERY:
             self._kept_house = now
-            store.beats.forget_old()
-            store.dead.purge_old()
+            tasks += [self._lifecycle.store.beats.forget_old, self._lifecycle.store.dead.purge_old]
+        if tasks:
+            self._house = self._lifecycle.store.database.beside(lambda: [task() for task in tasks])
+
+    def _look_at_holds(self) -> None:
+        assert self._lifecycle is not None
+        holds.look(self._lifecycle, self._doubts)
 
     def _tell(self) -> None:
         """Record that this beat ticks, for `lifecycle health`."""

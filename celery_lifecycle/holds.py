@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from celery_lifecycle import events
 from celery_lifecycle.deployment import Deployment, current_run
-from celery_lifecycle.errors import LifecycleError
+from celery_lifecycle.errors import LifecycleError, LockTimeout
 from celery_lifecycle.model import Cause, ObjectRef, Why
 
 TRACKED: Final = "lifecycle_tracked"
@@ -273,9 +273,13 @@ def look(deployment: Deployment, doubts: dict[tuple[str, str], int]) -> None:
     """
     seen: dict[tuple[str, str], int] = {}
     for row in deployment.store.holds.expired():
-        if doubts.get((row.kind, row.key)) == row.expires_ms:
-            lost(deployment, row.kind, row.key, Cause.LOST, {"worker": row.data.get("worker")}, row.expires_ms)
-        else:
+        if doubts.get((row.kind, row.key)) != row.expires_ms:
             seen[row.kind, row.key] = row.expires_ms
+            continue
+        try:
+            lost(deployment, row.kind, row.key, Cause.LOST, {"worker": row.data.get("worker")}, row.expires_ms)
+        except LockTimeout as error:  # a caller holds the object's row: the others are looked into all the same
+            seen[row.kind, row.key] = row.expires_ms
+            events.database_failed(f"The holder of {row.ref} is gone, which could not be written yet", error)
     doubts.clear()
     doubts.update(seen)

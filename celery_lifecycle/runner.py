@@ -283,7 +283,8 @@ class Runner:
         self, link: Link, code: Code, begun: Begun, job: Job, ctx: JobContext, verdict: Verdict, value: Any,
         error: BaseException | None,
     ) -> Report:  # fmt: skip
-        writes = ctx.storage.pending if error is None else {}
+        # A failed attempt's writes are dropped; `Ignore` is no failure.
+        writes = ctx.storage.pending if error is None or verdict.clean else {}
         runs = self.deployment.store.runs
         tried: list[Job] = []
 

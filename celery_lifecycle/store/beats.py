@@ -63,7 +63,7 @@ class Beats:
             rows = tx.rows(tx.sql.list_heartbeats, {"kind": "beat"})
             return [{"beat": row[1], **json.loads(row[5])} for row in rows]
 
-        return self.database.run(work)
+        return self.database.look(work)
 
     def now(self) -> int:
         """The database's time in milliseconds."""

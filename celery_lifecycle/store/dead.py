@@ -32,7 +32,7 @@ class DeadJobs:
             params = {**params, "kind": ref.kind, "name": ref.name}
             return [dead_of(row) for row in tx.rows(tx.sql.dead_of, params)]
 
-        return self.database.run(work)
+        return self.database.look(work)
 
     def replay(self, key: int) -> Job | None:
         """Push a dead job again, due now, with nothing counted; it lifts a seal. None: no such dead job.
@@ -111,7 +111,7 @@ class DeadJobs:
 
     def count(self) -> dict[str, int]:
         """How many dead jobs there are of each reason. Changes nothing."""
-        return self.database.run(lambda tx: {reason: int(count) for reason, count in tx.rows(tx.sql.count_dead)})
+        return self.database.look(lambda tx: {reason: int(count) for reason, count in tx.rows(tx.sql.count_dead)})
 
 
 def _without_end(job: Job) -> str | None:

@@ -29,12 +29,12 @@ class Entries:
 
     def all(self, app: str) -> dict[str, EntryRun]:
         """The last runs of an app's entries. Changes nothing."""
-        rows = self.database.run(lambda tx: tx.rows(tx.sql.list_entries, {"app": app}))
+        rows = self.database.look(lambda tx: tx.rows(tx.sql.list_entries, {"app": app}))
         return {name: EntryRun(int(last), int(total)) for name, last, total in rows}
 
     def get(self, app: str, name: str) -> EntryRun | None:
         """The last run of one entry. Changes nothing."""
-        row = self.database.run(lambda tx: tx.row(tx.sql.get_entry, {"app": app, "name": name}))
+        row = self.database.look(lambda tx: tx.row(tx.sql.get_entry, {"app": app, "name": name}))
         return EntryRun(int(row[0]), int(row[1])) if row is not None else None
 
     def add(self, app: str, name: str, run: EntryRun) -> EntryRun:

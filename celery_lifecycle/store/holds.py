@@ -181,7 +181,7 @@ class Holds:
             rows = tx.rows(tx.sql.heartbeats_of, {"object": row[0]}) if row is not None else []
             return [_hold_of(found) for found in rows]
 
-        return self.database.run(work)
+        return self.database.look(work)
 
     def expired(self, before_ms: int | None = None, limit: int = 100) -> list[Hold]:
         """What expired before a time (None: before now), of each kind the longest expired first. Changes nothing."""
@@ -194,7 +194,7 @@ class Holds:
                 for row in tx.rows(tx.sql.expired_heartbeats, {"kind": kind, "now": now, "limit": limit})
             ]
 
-        return self.database.run(work)
+        return self.database.look(work)
 
 
 def _hold_of(row: Any) -> Hold:

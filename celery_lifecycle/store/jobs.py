@@ -235,7 +235,7 @@ class Jobs:
             job = job_of(ref, found) if found is not None else None
             return job if job is not None and owner in (None, job.owner) else None
 
-        return self.database.run(work)
+        return self.database.look(work)
 
     def list(self, ref: ObjectRef, owner: str | None) -> list[Job]:
         """The pending jobs of an owner (None: of all) in due order, without the protocol's own. Changes nothing."""
@@ -248,7 +248,7 @@ class Jobs:
             mine = [job for job in jobs if owner in (None, job.owner)]
             return sorted(mine, key=lambda job: (job.effective_ms, job.id))
 
-        return self.database.run(work)
+        return self.database.look(work)
 
     def list_schedules_of_kind(self, kind: str, owner: str) -> Sequence[Job]:
         """The pending schedules of an owner on all objects of a kind, in due order. Changes nothing."""
@@ -258,7 +258,7 @@ class Jobs:
             jobs = [job_of(ObjectRef(kind, row[0]), row[1:]) for row in rows]
             return sorted(jobs, key=lambda job: (job.effective_ms, job.id))
 
-        return self.database.run(work)
+        return self.database.look(work)
 
     def cancel(self, ref: ObjectRef, job_id: str, owner: str | None, why: Why | None = None) -> Job | None:
         """Take a pending job out; None if there was none of this owner. `why` keeps it as a dead job."""
@@ -346,4 +346,4 @@ class Jobs:
             running = state.in_flight is not None and state.in_flight.job == ALARM
             return None if running and state.in_flight and state.in_flight.version == job.version else job
 
-        return self.database.run(work)
+        return self.database.look(work)

@@ -31,7 +31,7 @@ class Objects:
             row = tx.row(tx.sql.find_named, {"kind": ref.kind, "name": ref.name})
             return object_of(row) if row is not None else None
 
-        return self.database.run(work)
+        return self.database.look(work)
 
     def find_many(self, kind: str | None = None, after: int = 0, limit: int = 100) -> list[ObjectState]:
         """Objects in the order of their ids, from behind `after`. Changes nothing."""
@@ -40,7 +40,7 @@ class Objects:
             params = {"kind": kind, "after": after, "limit": limit}
             return [object_of(row) for row in tx.rows(tx.sql.list_objects, params)]
 
-        return self.database.run(work)
+        return self.database.look(work)
 
     def change(self, ref: ObjectRef, change: Callable[[ObjectState], ObjectState], make: bool = False) -> bool:
         """Apply a pure change of an object's switches and derive its alarm. False if there is no such object."""

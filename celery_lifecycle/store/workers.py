@@ -70,4 +70,4 @@ class Workers:
             rows = tx.rows(tx.sql.list_heartbeats, {"kind": "worker"})
             return [{"instance": row[1], **json.loads(row[5])} for row in rows]
 
-        return self.database.run(work)
+        return self.database.look(work)

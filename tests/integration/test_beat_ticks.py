@@ -12,6 +12,8 @@ from sqlalchemy import create_engine, text
 from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
 from celery_lifecycle.beat import LOCKED_FOR, LifecycleScheduler, Stop
 from celery_lifecycle.migrations.schema import migrate
+from celery_lifecycle.model import ObjectRef
+from tests.support import wait_until
 
 
 @pytest.mark.databases("postgresql", "mariadb")
@@ -35,6 +37,40 @@ def test_a_due_object_whose_row_a_caller_holds_is_looked_for_again_later_and_not
     state = lifecycle.store.objects.find(Cart("anna").ref)
     assert state is not None
     assert state.dispatch is not None
+    engine.dispose()
+    lifecycle.close()
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+def test_a_tick_does_not_wait_for_a_row_that_a_caller_holds_and_whose_holder_is_gone(database_url: str) -> None:
+    app = Celery("house", broker="memory://", set_as_current=False)
+    lifecycle = Lifecycle(app, database_url=database_url)
+    migrate(lifecycle.store.database)
+    holds, kept = lifecycle.store.holds, {"one": ObjectRef("cart", "one"), "two": ObjectRef("cart", "two")}
+    for key, ref in kept.items():
+        holds.hold(ref, "alive", key, None, {}, lasts_ms=1)
+    wait_until(lambda: len(holds.expired()) == 2)
+    beat = LifecycleScheduler(app)
+    beat._keep_house()  # the first look only notes what has expired
+    wait_until(lambda: beat._house and beat._house.done())
+    engine = create_engine(database_url)
+    with engine.connect() as caller:
+        caller.execute(text("SELECT id FROM lifecycle_objects WHERE kind = 'cart' AND name = 'one' FOR UPDATE"))
+        beat._looked -= 3600
+        beat._keep_house()
+        house = beat._house
+        assert house is not None
+        assert not house.done()
+        beat._keep_house()  # beat ticks on meanwhile
+        assert beat._house is house
+        wait_until(house.done, 30)  # the lock timeout: the other holder was dealt with all the same
+        assert holds.of(kept["two"]) == []
+        assert [hold.key for hold in holds.of(kept["one"])] == ["one"]
+        caller.rollback()
+    beat._keep_house()
+    beat._looked -= 3600
+    beat._keep_house()
+    wait_until(lambda: holds.of(kept["one"]) == [])
     engine.dispose()
     lifecycle.close()
 

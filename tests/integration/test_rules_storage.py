@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from celery.exceptions import Ignore
 
 from celery_lifecycle import Lifecycle, LifecycleObject, RetryPolicy, lifecycle_job
 from celery_lifecycle.errors import NameInvalid, PayloadError
@@ -115,6 +116,19 @@ def test_writes_of_a_job_that_gave_up_are_dropped(harness: Harness, world: World
     harness.run_due()
     harness.assert_dead(work, "g")
     assert work.storage.list() == {}
+
+
+def test_writes_of_a_job_that_ends_by_ignore_are_stored(harness: Harness, world: World) -> None:
+    work = world.Work("a")
+
+    def does(ctx: Any) -> None:
+        ctx.storage["key"] = True
+        raise Ignore
+
+    world.does = does
+    work.jobs.push("go", id="g")
+    harness.run_due()
+    assert work.storage.list() == {"key": True}
 
 
 @pytest.mark.parametrize("cause", ["oom", "lost"])
