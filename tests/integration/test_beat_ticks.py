@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
 from celery_lifecycle.beat import LOCKED_FOR, LifecycleScheduler, Stop
 from celery_lifecycle.migrations.schema import migrate
-from celery_lifecycle.model import ObjectRef
+from celery_lifecycle.model import ObjectRef, Phase, Shipment
 from tests.support import wait_until
 
 
@@ -39,6 +39,43 @@ def test_a_due_object_whose_row_a_caller_holds_is_looked_for_again_later_and_not
     assert state.dispatch is not None
     engine.dispose()
     lifecycle.close()
+
+
+def test_everything_that_is_due_is_sent_in_one_look_by_batches_that_are_claimed_ahead(database_url: str) -> None:
+    beat, lifecycle = _beat_with_seven_due(database_url)
+    sent: list[Shipment] = []
+    lifecycle.sender.send = lambda shipments: sent.extend(shipments) or []
+    beat._dispatch_due()
+    assert sorted(one.ref.name for one in sent) == list("abcdefg")
+    assert [one.phase for one in lifecycle.store.objects.find_many()] == [Phase.SENT] * 7
+    lifecycle.close()
+
+
+def test_what_was_claimed_ahead_of_a_broker_that_is_away_is_released_with_the_rest(database_url: str) -> None:
+    beat, lifecycle = _beat_with_seven_due(database_url)
+    tried: list[Shipment] = []
+    lifecycle.sender.send = lambda shipments: tried.extend(shipments) or list(shipments)
+    beat._dispatch_due()
+    states = lifecycle.store.objects.find_many()
+    claimed = [one for one in states if one.phase is Phase.SENT]
+    assert sorted(one.ref for one in tried) == sorted(one.ref for one in claimed)
+    assert 2 <= len(claimed) <= 4  # the batch that failed, and the one behind it
+    assert all(one.sent_until < lifecycle.store.beats.now() + 2000 and one.sent_count == 0 for one in claimed)
+    lifecycle.close()
+
+
+def _beat_with_seven_due(database_url: str) -> tuple[LifecycleScheduler, Lifecycle]:
+    app = Celery("ahead", broker="memory://", set_as_current=False)
+    lifecycle = Lifecycle(app, database_url=database_url, claim_batch=2)
+    migrate(lifecycle.store.database)
+
+    class Cart(LifecycleObject, lifecycle=lifecycle):
+        @lifecycle_job
+        def remind(self, ctx: Any) -> None: ...
+
+    draft = _draft(lifecycle, Cart)
+    lifecycle.store.jobs.push_many([draft._replace(ref=ObjectRef("cart", name)) for name in "abcdefg"])
+    return LifecycleScheduler(app), lifecycle
 
 
 @pytest.mark.databases("postgresql", "mariadb")

@@ -19,7 +19,6 @@ CHAIN, RUN, DERIVE = f"{P}.transitions.chain", f"{P}.transitions.run", f"{P}.tra
 CLAIMS, RUNS, ENDS, JOBS = f"{P}.store.claims", f"{P}.store.runs", f"{P}.store.ends", f"{P}.store.jobs"
 UNIT, SQL, WORKERS, BREAKER = f"{P}.store.unit", f"{P}.store.sql", f"{P}.store.workers", f"{P}.breaker"
 RUNNER, OUTCOME, LIFE, WINDOW = f"{P}.runner", f"{P}.outcome", f"{P}.life", f"{P}.window"
-WINDOW, OUTCOME = f"{P}.window", f"{P}.outcome"
 
 
 def one(name: str, module: str, where: str, old: str, new: str, *profiles: str) -> Mutant:
