@@ -29,6 +29,10 @@ class Workload:
         self._number = 0
         self.expected: list[Expected] = []
 
+    def live(self) -> int:
+        """How many objects have something to do still, counted up to a hundred."""
+        return len(self._app.lifecycle.store.objects.find_many())
+
     def push(self) -> None:
         """Push one object."""
         self._number += 1
