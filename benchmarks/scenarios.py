@@ -180,7 +180,7 @@ def lateness(where: Ground, scale: float) -> Iterator[Result]:
             while len(late) < len(pushes):
                 popped = client.blpop(queue, timeout=30)
                 arrived = time.time()
-                header = json.loads(popped[1])["headers"]["lifecycle"]
+                header = json.loads(json.loads(popped[1])["headers"]["lifecycle"])
                 late.append(arrived - int(header["job"].split("-")[2]) / 1e6)
             for share in (0.5, 0.99):
                 what = f"lateness at {rate}/s, {pending:,} pending, p{share * 100:g}"

@@ -1,19 +1,28 @@
-"""How a link travels in a message: ids only, in one header.
+"""How a link travels in a message: ids only, in one header, as the text of a JSON object.
 
+As text, since AMQP writes and reads a table of headers value by value: a nested one costs as much as all the rest of a message.
 `head` marks the first link of a chain as it was sent: its worker is the one that may append `on_alarm`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from celery_lifecycle.model import ALARM, Brief, Link, Shipment
 
 HEADER: Final = "lifecycle"
+_text_of = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def header_of(shipment: Shipment, name: str, database: str) -> dict[str, Any]:
+def header_in(headers: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The link's header among the headers of a message; None: it is no link, whatever else has a header of this name."""
+    text = headers.get(HEADER) if headers else None
+    return dict(json.loads(text)) if isinstance(text, str) and text.startswith('{"') else None
+
+
+def header_of(shipment: Shipment, name: str, database: str) -> str:
     """What the header of the first link of a chain holds; `name` is that of its object, spelled out."""
     job = shipment.jobs[0]
     header = {
@@ -29,7 +38,7 @@ def header_of(shipment: Shipment, name: str, database: str) -> dict[str, Any]:
         "job": job.id,
     }
     _add_policy(header, job)
-    return header
+    return _text_of(header)
 
 
 def link_of(header: Mapping[str, Any], task_id: str, last: bool) -> Link:
@@ -41,11 +50,11 @@ def link_of(header: Mapping[str, Any], task_id: str, last: bool) -> Link:
     )  # fmt: skip
 
 
-def rest_header(position: int, job: Brief) -> dict[str, Any]:
+def rest_header(position: int, job: Brief) -> str:
     """What the header of a link behind the first holds: the rest is filled in by the link before it."""
     header: dict[str, Any] = {"position": position, "job": job.id}
     _add_policy(header, job)
-    return header
+    return _text_of(header)
 
 
 def _add_policy(header: dict[str, Any], job: Brief) -> None:
@@ -70,11 +79,11 @@ def carried_on(
         position = header["position"] + len(rest) + 1
         options = {
             "task_id": f"{header['dispatch']}-{position}",
-            "headers": {HEADER: {"position": position, "job": ALARM}},
+            "headers": {HEADER: _text_of({"position": position, "job": ALARM})},
             "argsrepr": f"{header['name']}{ALARM}",
         }
         rest.insert(0, {"task": alarm_task, "args": [], "kwargs": {}, "options": options, "immutable": True})
     for link in rest:
         headers = link["options"]["headers"]
-        headers[HEADER] = {**headers[HEADER], **common}
+        headers[HEADER] = _text_of({**json.loads(headers[HEADER]), **common})
     return rest

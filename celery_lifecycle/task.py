@@ -18,7 +18,7 @@ from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target, current_run
 from celery_lifecycle.dispatch import forward_chain
 from celery_lifecycle.errors import DatabaseUnavailable, Fenced, OutOfMemory, PayloadError, TimeInvalid, WrongDatabase
-from celery_lifecycle.link import HEADER, carried_on, link_of
+from celery_lifecycle.link import HEADER, carried_on, header_in, link_of
 from celery_lifecycle.model import ALARM, HOST, Job, ObjectRef, RetryPolicy, Why
 from celery_lifecycle.queue import Push, draft_of, store_many, store_push
 from celery_lifecycle.runner import Report
@@ -69,7 +69,7 @@ class LifecycleTask(TaskSchedules, Task):
     # --- links
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        header = (self.request.headers or {}).get(HEADER) if not self.request.called_directly else None
+        header = header_in(self.request.headers) if not self.request.called_directly else None
         if header is None:
             return self._run_call(args, kwargs)
         return self._run_link(header)

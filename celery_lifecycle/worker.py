@@ -19,7 +19,7 @@ from celery.worker.request import Request
 from celery_lifecycle import events, tracked
 from celery_lifecycle.errors import ConfigurationError, DatabaseUnavailable, LifecycleError, SchemaOutdated
 from celery_lifecycle.life import begin_life, this_life, what_ended
-from celery_lifecycle.link import HEADER, link_of
+from celery_lifecycle.link import header_in, link_of
 from celery_lifecycle.model import Link, ObjectRef, Why
 from celery_lifecycle.outcome import tell, told_of
 from celery_lifecycle.store.ends import End
@@ -46,7 +46,7 @@ class LifecycleRequest(Request):
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         try:
-            header = self.request_dict.get(HEADER)
+            header = header_in(self.request_dict)
             if header is not None:
                 link = link_of(header, self.id, last=False)
                 exc_info = self._ended_in_time(link, exc_info)
@@ -253,7 +253,7 @@ def running_links() -> list[tuple[Any, dict[str, Any]]]:
     """The links that this worker's processes run now, with their headers."""
     found = []
     for request in list(worker_state.requests.values()):
-        header = getattr(request, "request_dict", {}).get(HEADER)
+        header = header_in(getattr(request, "request_dict", None))
         if header is not None and request.time_start is not None:
             found.append((request, header))
     return found
@@ -275,7 +275,7 @@ class GuardStep(bootsteps.StartStopStep):
 
 def _guarded(consumer: Any, name: str, strategy: Any) -> Any:
     def handle(message: Any, *args: Any, **kwargs: Any) -> Any:
-        if HEADER not in (message.headers or {}):
+        if header_in(message.headers) is None:
             return strategy(message, *args, **kwargs)
         message.ack_log_error(events.logger, consumer.connection_errors)
         return _skip(consumer.app, message.headers, name, Why.UNKNOWN_TASK)
@@ -287,7 +287,7 @@ def _guarded(consumer: Any, name: str, strategy: Any) -> Any:
 
 
 def _skip(app: Celery, headers: Any, task: str, why: Why) -> None:
-    header = headers.get(HEADER)
+    header = header_in(headers)
     lifecycle = getattr(app, "lifecycle", None)
     if header is None or lifecycle is None:
         return

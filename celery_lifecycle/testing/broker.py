@@ -13,7 +13,7 @@ from kombu import Connection, Producer
 from kombu.message import Message as KombuMessage
 
 from celery_lifecycle.dispatch import Sender
-from celery_lifecycle.link import HEADER
+from celery_lifecycle.link import header_in
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class ListProducer(Producer):
         if eta is not None:  # made by the real clock, so it is the distance that counts
             ahead = (datetime.fromisoformat(eta) - datetime.now(timezone.utc)).total_seconds()
             due = self._now_ms() + round(ahead * 1000)
-        job = (headers.get(HEADER) or {}).get("job")
+        job = (header_in(headers) or {}).get("job")
         task, task_id = headers["task"], headers["id"]
         message = Message(
             routing_key or "", task, task_id, job, encoded, content_type, encoding, headers, properties, due

@@ -15,7 +15,7 @@ from celery_lifecycle import holds, signals
 from celery_lifecycle.beat import LOOK_AT_HOLDS_EVERY, LifecycleScheduler
 from celery_lifecycle.errors import LifecycleError
 from celery_lifecycle.lifecycle import Lifecycle, lifecycle_of
-from celery_lifecycle.link import HEADER
+from celery_lifecycle.link import header_in
 from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import Cause, DeadJob, Job
 from celery_lifecycle.store import Store
@@ -239,7 +239,7 @@ class Harness:
         for index, message in enumerate(self.messages):
             if message.due_ms <= self._now_ms:
                 del self.messages[index]
-                header, at = message.headers.get(HEADER) or {}, self.now
+                header, at = header_in(message.headers) or {}, self.now
                 state, result, error = self._worker.receive(message)
                 name, job = header.get("name"), header.get("job")
                 self.ran.append(Ran(name, job, message.task, message.task_id, at, state, result, error))

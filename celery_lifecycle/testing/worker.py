@@ -18,7 +18,7 @@ from celery.worker import state as worker_state
 from celery_lifecycle import holds, worker
 from celery_lifecycle.life import begin_life, this_life, this_worker
 from celery_lifecycle.lifecycle import Lifecycle
-from celery_lifecycle.link import HEADER
+from celery_lifecycle.link import header_in
 from celery_lifecycle.model import Cause
 from celery_lifecycle.runner import Runner
 from celery_lifecycle.task import LifecycleTask, classify
@@ -122,7 +122,7 @@ class InProcessWorker:
                 sender=consumer, message=received, exc=KeyError(message.task), name=message.task, id=message.task_id
             )
             return "UNKNOWN", None, None
-        if not isinstance(task, LifecycleTask) and HEADER in message.headers:
+        if not isinstance(task, LifecycleTask) and header_in(message.headers) is not None:
             worker._guarded(consumer, message.task, None)(received)
             return "UNKNOWN", None, None
         request = symbol_by_name(task.Request)(received, app=self.app, hostname=HOSTNAME, task=task)

@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_lifecycle import Lifecycle
 from celery_lifecycle.beat import LifecycleScheduler
+from celery_lifecycle.link import header_in
 from celery_lifecycle.migrations.schema import migrate
 from tests.support.brokers import Broker
 from tests.support.waiting import wait_until
@@ -64,7 +65,7 @@ def test_a_delay_and_an_interval_are_sent_when_they_are_due_and_not_before(shop:
         sent = shop.messages()
         assert not sent or datetime.now(timezone.utc) >= delayed.time
     assert [message.headers["task"] for message in sent] == ["cart.remind"]
-    assert sent[0].headers["lifecycle"]["job"] == delayed.id
+    assert header_in(sent[0].headers)["job"] == delayed.id
     assert cart.get_schedule(interval.id).time == interval.time, "it stays until its run has ended"
 
 
@@ -85,4 +86,4 @@ def test_an_occurrence_of_a_cron_is_sent_once_by_three_beats_at_once(shop: Any) 
         thread.join()
     wait_until(lambda: found.extend(shop.messages()) or len(found) >= 20, message="all are sent")
     assert len(found) == 20
-    assert len({message.headers["lifecycle"]["name"] for message in found}) == 20
+    assert len({header_in(message.headers)["name"] for message in found}) == 20

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_lifecycle import events
 from celery_lifecycle.dispatch import Sender
-from celery_lifecycle.link import HEADER
+from celery_lifecycle.link import header_in
 from celery_lifecycle.model import Shipment
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Broker:
             raise BrokerAway("simulated: the broker is away")
         self.published += 1
         text = json.dumps([headers, body])
-        header = headers.get(HEADER) or {}
+        header = header_in(headers) or {}
         simulation.checker.chains.published(header)
         latency = 1 + world.draw("latency", 4)
         copies = [latency]

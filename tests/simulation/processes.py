@@ -13,7 +13,7 @@ from celery.worker.request import Request
 import celery_lifecycle.worker
 from celery_lifecycle import Lifecycle
 from celery_lifecycle.life import Life
-from celery_lifecycle.link import HEADER
+from celery_lifecycle.link import header_in
 from celery_lifecycle.model import Why
 from celery_lifecycle.runner import Runner
 from celery_lifecycle.store import Store
@@ -136,7 +136,7 @@ class WorkerProcess(Process):
             self.start(lambda: celery_lifecycle.worker._skip(application.app, headers, name, Why.UNKNOWN_TASK))
         else:
             child = self.free.pop(0)
-            child.header = headers[HEADER]
+            child.header = header_in(headers)
             child.request = SimRequest(headers, child)
             child.start(lambda: self._run(child, headers, body))
             limit = getattr(application.app.tasks[headers["task"]], "time_limit", None)
