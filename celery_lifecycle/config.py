@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 
 from celery_lifecycle.errors import ConfigurationError
@@ -77,11 +76,11 @@ class Config:
     def migrates_itself(self) -> bool:
         return self.embedded if self.auto_migrate is None else self.auto_migrate
 
-    @cached_property
+    @property
     def backup_ms(self) -> int:
         return round(self.backup_alarm * 1000)
 
-    @cached_property
+    @property
     def lease_ms(self) -> int:
         return self.backup_ms * 2 // 3
 
@@ -93,7 +92,7 @@ class Config:
     def doubt_ms(self) -> int:
         return max(1, self.backup_ms // 6)
 
-    @cached_property
+    @property
     def patience_max_ms(self) -> int:
         return max(self.backup_ms, round(self.patience_max * 1000))
 

@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from datetime import tzinfo
-from functools import cached_property
 from typing import Any
 
 from celery import Celery
@@ -120,7 +119,7 @@ class Lifecycle:
             self._runner = Runner(self, this_worker(), classify)
         return self._runner
 
-    @cached_property
+    @property
     def whereabouts(self) -> dict[str, str]:
         """The app and the broker of this process, as beats and workers tell them to `lifecycle doctor`; no password."""
         return {"app": str(self.app.main), "broker": str(self.app.connection_for_write().as_uri())}

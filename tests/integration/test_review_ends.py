@@ -260,12 +260,14 @@ def test_a_dead_alarm_beside_a_newer_one_is_not_replayed_as_a_job(t: Table) -> N
 def test_a_header_that_is_none_of_ours_stops_no_worker() -> None:
     app = Celery("x", set_as_current=False)
     Lifecycle(app, database_url="sqlite://", auto_migrate=True)
-    acked = []
-    message = SimpleNamespace(
-        headers={"lifecycle": "nonsense", "id": "1"}, ack_log_error=lambda *_: acked.append(1)
-    )  # fmt: skip
+    acked, taken = [], []
     consumer = SimpleNamespace(app=app, connection_errors=())
-    worker._guarded(consumer, "plain", None)(message)
+    for header in ("nonsense", '{"of": "somebody else"}'):
+        message = SimpleNamespace(
+            headers={"lifecycle": header, "id": "1"}, ack_log_error=lambda *_: acked.append(1)
+        )  # fmt: skip
+        worker._guarded(consumer, "plain", taken.append)(message)
+    assert len(taken) == 1  # it looks like no link at all
     assert acked == [1]
 
 

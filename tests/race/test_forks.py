@@ -3,7 +3,9 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import celery_lifecycle
 from celery_lifecycle.config import Config
 from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import ObjectRef
@@ -43,3 +45,9 @@ def test_a_child_forked_in_the_middle_of_a_transaction_of_another_thread_can_wri
     store.objects.put_values(ObjectRef("thing", "parent"), {"key": "1"})
     assert {state.name for state in store.objects.find_many()} == {"during", "after", "parent"}
     store.close()
+
+
+def test_nothing_is_computed_under_a_lock_that_a_fork_could_take_along():
+    """Python 3.10 and 3.11 hold one in `cached_property`: an embedded beat, forked while another thread was in it, hung."""
+    package = Path(celery_lifecycle.__file__).parent
+    assert [file.name for file in package.rglob("*.py") if "cached_property" in file.read_text()] == []
