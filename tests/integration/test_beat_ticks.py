@@ -13,28 +13,22 @@ from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
 from celery_lifecycle.beat import LOCKED_FOR, LifecycleScheduler, Stop
 from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import ObjectRef, Phase, Shipment
+from celery_lifecycle.queue import Push, draft_of
+from celery_lifecycle.store.runs import Calling
 from tests.support import wait_until
+from tests.support.protocol import WORKER, links_of
 
 
 @pytest.mark.databases("postgresql", "mariadb")
 def test_a_due_object_whose_row_a_caller_holds_is_looked_for_again_later_and_not_at_once(database_url: str) -> None:
-    app = Celery("ticks", broker="memory://", set_as_current=False)
-    lifecycle = Lifecycle(app, database_url=database_url, dispatch_window=1)
-    migrate(lifecycle.store.database)
-
-    class Cart(LifecycleObject, lifecycle=lifecycle):
-        @lifecycle_job
-        def remind(self, ctx: Any) -> None: ...
-
-    lifecycle.store.jobs.push_many([_draft(lifecycle, Cart)])
-    beat = LifecycleScheduler(app)
+    beat, lifecycle = _beat_with_due(database_url, "anna", dispatch_window=1)
     engine = create_engine(database_url)
     with engine.connect() as caller:
         caller.execute(text("SELECT id FROM lifecycle_objects FOR UPDATE"))
         assert beat._dispatch_due() >= LOCKED_FOR
         caller.rollback()
     beat._dispatch_due()
-    state = lifecycle.store.objects.find(Cart("anna").ref)
+    state = lifecycle.store.objects.find(ObjectRef("cart", "anna"))
     assert state is not None
     assert state.dispatch is not None
     engine.dispose()
@@ -42,7 +36,7 @@ def test_a_due_object_whose_row_a_caller_holds_is_looked_for_again_later_and_not
 
 
 def test_everything_that_is_due_is_sent_in_one_look_by_batches_that_are_claimed_ahead(database_url: str) -> None:
-    beat, lifecycle = _beat_with_seven_due(database_url)
+    beat, lifecycle = _beat_with_due(database_url, *"abcdefg", claim_batch=2)
     sent: list[Shipment] = []
     lifecycle.sender.send = lambda shipments: sent.extend(shipments) or []
     beat._dispatch_due()
@@ -52,7 +46,7 @@ def test_everything_that_is_due_is_sent_in_one_look_by_batches_that_are_claimed_
 
 
 def test_what_was_claimed_ahead_of_a_broker_that_is_away_is_released_with_the_rest(database_url: str) -> None:
-    beat, lifecycle = _beat_with_seven_due(database_url)
+    beat, lifecycle = _beat_with_due(database_url, *"abcdefg", claim_batch=2)
     tried: list[Shipment] = []
     lifecycle.sender.send = lambda shipments: tried.extend(shipments) or list(shipments)
     beat._dispatch_due()
@@ -64,30 +58,29 @@ def test_what_was_claimed_ahead_of_a_broker_that_is_away_is_released_with_the_re
     lifecycle.close()
 
 
-def _beat_with_seven_due(database_url: str) -> tuple[LifecycleScheduler, Lifecycle]:
-    app = Celery("ahead", broker="memory://", set_as_current=False)
-    lifecycle = Lifecycle(app, database_url=database_url, claim_batch=2)
-    migrate(lifecycle.store.database)
-
-    class Cart(LifecycleObject, lifecycle=lifecycle):
-        @lifecycle_job
-        def remind(self, ctx: Any) -> None: ...
-
-    draft = _draft(lifecycle, Cart)
-    lifecycle.store.jobs.push_many([draft._replace(ref=ObjectRef("cart", name)) for name in "abcdefg"])
-    return LifecycleScheduler(app), lifecycle
+def test_what_is_lost_is_not_claimed_again_before_it_has_been_looked_into(database_url: str) -> None:
+    beat, lifecycle = _beat_with_due(database_url, "a", "b", claim_batch=1, backup_alarm=3)
+    for shipment in lifecycle.store.claims.claim("celery", Phase.IDLE, 2).shipments:
+        (link,) = links_of(shipment)
+        assert lifecycle.store.runs.begin(link, Calling("cart.remind", 3), WORKER).job is not None
+    wait_until(
+        lambda: all(one.lease_until <= lifecycle.store.beats.now() for one in lifecycle.store.objects.find_many())
+    )
+    looked_into: list[int] = []
+    rescue = beat._rescue
+    beat._rescue = lambda object_id: (looked_into.append(object_id), rescue(object_id))
+    beat._dispatch_due()
+    assert sorted(looked_into) == [one.id for one in lifecycle.store.objects.find_many()]
+    lifecycle.close()
 
 
 @pytest.mark.databases("postgresql", "mariadb")
 def test_a_tick_does_not_wait_for_a_row_that_a_caller_holds_and_whose_holder_is_gone(database_url: str) -> None:
-    app = Celery("house", broker="memory://", set_as_current=False)
-    lifecycle = Lifecycle(app, database_url=database_url)
-    migrate(lifecycle.store.database)
+    beat, lifecycle = _beat_with_due(database_url)
     holds, kept = lifecycle.store.holds, {"one": ObjectRef("cart", "one"), "two": ObjectRef("cart", "two")}
     for key, ref in kept.items():
         holds.hold(ref, "alive", key, None, {}, lasts_ms=1)
     wait_until(lambda: len(holds.expired()) == 2)
-    beat = LifecycleScheduler(app)
     beat._keep_house()  # the first look only notes what has expired
     wait_until(lambda: beat._house and beat._house.done())
     engine = create_engine(database_url)
@@ -112,11 +105,20 @@ def test_a_tick_does_not_wait_for_a_row_that_a_caller_holds_and_whose_holder_is_
     lifecycle.close()
 
 
-def _draft(lifecycle: Lifecycle, cls: Any) -> Any:
-    from celery_lifecycle.queue import Push, draft_of
+def _beat_with_due(database_url: str, *names: str, **settings: Any) -> tuple[LifecycleScheduler, Lifecycle]:
+    """A beat, and carts of these names whose job is due."""
+    app = Celery("ticks", broker="memory://", set_as_current=False)
+    lifecycle = Lifecycle(app, database_url=database_url, **settings)
+    migrate(lifecycle.store.database)
 
-    cart = cls("anna")
-    return draft_of(lifecycle, cart.ref, "host", cart._resolve("remind"), Push("remind"))
+    class Cart(LifecycleObject, lifecycle=lifecycle):
+        @lifecycle_job
+        def remind(self, ctx: Any) -> None: ...
+
+    remind = Cart("anna")._resolve("remind")
+    drafts = [draft_of(lifecycle, ObjectRef("cart", name), "host", remind, Push("remind")) for name in names]
+    lifecycle.store.jobs.push_many(drafts)
+    return LifecycleScheduler(app), lifecycle
 
 
 def test_beat_can_be_closed_by_a_signal_while_it_waits() -> None:
