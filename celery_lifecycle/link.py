@@ -1,6 +1,6 @@
 """How a link travels in a message: ids only, in one header, as the text of a JSON object.
 
-As text, since AMQP writes and reads a table of headers value by value: a nested one costs as much as all the rest of a message.
+As text, since AMQP writes and reads a table of headers value by value: with a nested one, headers cost a third more.
 `head` marks the first link of a chain as it was sent: its worker is the one that may append `on_alarm`.
 """
 
