@@ -29,6 +29,13 @@ _inherited: list[Any] = []
 _no_fork = threading.RLock()
 
 
+# The server goes, or is a replica that takes no writes any more: another connection may find the one that serves.
+# 57P0x shutdown, crash, start; 25006, 1290, 1836 read only; 1053 shutdown.
+_GOING = {"57P01", "57P02", "57P03", "57P05", "25006", 1053, 1290, 1836}
+# It is short of disk, memory or connections: 53xxx, 1021, 1037, 1040, 1041, 1114.
+_SHORT = {"53000", "53100", "53200", "53300", "53400", 1021, 1037, 1040, 1041, 1114}
+
+
 class Conflict(DatabaseUnavailable):
     """Another transaction got in the way (deadlock, serialization, unique key): the whole transaction is to be repeated."""
 
@@ -139,7 +146,10 @@ def translate(error: Exception, dialect: Dialect, connection: Any = None) -> Exc
             f"The tables of celery_lifecycle are missing or old ({text.splitlines()[0]}). "
             "Run `celery -A <your app> lifecycle migrate`."
         )
-    if dialect.is_disconnect(error, connection, None) or "connection" in text.lower():  # type: ignore[arg-type]
+    if codes & _SHORT or "disk is full" in text or "disk I/O error" in text:
+        return DatabaseUnavailable(f"The job database is short of something: {text}")
+    broken = codes & _GOING or dialect.is_disconnect(error, connection, None)  # type: ignore[arg-type]
+    if broken or "connection" in text.lower():
         return Disconnected(f"The connection to the job database broke: {text}")
     return StatementRefused(f"The job database refused a statement: {text}")
 

@@ -10,6 +10,7 @@ from tests.acceptance.ledger import Ledger
 from tests.acceptance.nodes import BeatNode, ProcessNode, WorkerNode
 from tests.acceptance.process import is_gone
 from tests.support import Proxy
+from tests.support.servers import Server
 
 #: How long a worker is stopped by SIGSTOP: shorter than a lease, or so long that its runs are given to others.
 SHORT_STOP, LONG_STOP = (0.3, 2.0), (6.0, 9.0)
@@ -33,6 +34,15 @@ class Fault:
     pids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Service:
+    """The database or the broker: the way to it, and its server where that is chaos' own."""
+
+    name: str
+    proxy: Proxy
+    server: Server | None
+
+
 @dataclass
 class Faults:
     """Does one fault at a time to each part, and repairs it after a while. All from the main thread."""
@@ -40,8 +50,8 @@ class Faults:
     random: random.Random
     workers: Sequence[WorkerNode]
     beats: Sequence[BeatNode]
-    database: Proxy
-    broker: Proxy
+    database: Service
+    broker: Service
     ledger: Ledger
     seen: list[Fault] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -65,9 +75,12 @@ class Faults:
             self._stop_worker: 2,
             self._stop_beat: 1,
             self._deploy: 3,
-            self._cut_broker: 2,
-            self._cut_database: 2,
+            self._cut_broker: 1,
+            self._silence_broker: 1,
+            self._restart_broker: 2,
+            self._cut_database: 1,
             self._silence_database: 1,
+            self._restart_database: 2,
         }
         self.random.choices([*kinds], [*kinds.values()])[0]()
 
@@ -75,6 +88,7 @@ class Faults:
         """Make everything whole again."""
         while self._repairs:
             self._repairs.pop()[2]()
+            time.sleep(0.05)
         for node in (*self.workers, *self.beats):
             if node.status == "exited":
                 self._start(node)
@@ -168,17 +182,50 @@ class Faults:
         self._later(self.random.choice([2, 8]), node, fault, replace)
 
     def _cut_broker(self) -> None:
-        self._outage("broker away", self.broker, self.broker.cut, self.random.uniform(0.2, 4))
+        self._outage(self.broker, "away", self.broker.proxy.cut, self.random.uniform(0.2, 4))
+
+    def _silence_broker(self) -> None:
+        self._outage(self.broker, "silent", self.broker.proxy.stall, self.random.uniform(0.2, 4))
+
+    def _restart_broker(self) -> None:
+        self._restart(self.broker, loses=self.random.random() < 0.5)
 
     def _cut_database(self) -> None:
-        self._outage("database away", self.database, self.database.cut, self.random.uniform(0.2, 6))
+        self._outage(self.database, "away", self.database.proxy.cut, self.random.uniform(0.2, 6))
 
     def _silence_database(self) -> None:
-        self._outage("database silent", self.database, self.database.stall, self.random.uniform(0.2, 6))
+        self._outage(self.database, "silent", self.database.proxy.stall, self.random.uniform(0.2, 6))
 
-    def _outage(self, kind: str, proxy: Proxy, begin: Callable[[], None], seconds: float) -> None:
-        if self._is_broken(proxy):
+    def _restart_database(self) -> None:
+        self._restart(self.database, loses=False)
+
+    def _outage(self, service: Service, kind: str, begin: Callable[[], None], seconds: float) -> None:
+        if self._is_broken(service):
             return
-        fault = Fault(kind, time.monotonic())
+        fault = Fault(f"{service.name} {kind}", time.monotonic())
         begin()
-        self._later(seconds, proxy, fault, proxy.restore)
+        self._later(seconds, service, fault, service.proxy.restore)
+
+    def _restart(self, service: Service, loses: bool) -> None:
+        """The server dies or is ended, keeps what it had or comes back empty."""
+        server, dies, seconds = service.server, self.random.random() < 0.5, self.random.uniform(0.1, 3)
+        if server is None or self._is_broken(service):
+            return
+        what = f"{service.name} {'killed' if dies else 'ended'}{', its data lost' if loses else ''}"
+        fault = Fault(what, time.monotonic())
+        (server.kill if dies else server.stop)()
+        if loses:
+            server.forget()
+
+        def back() -> None:
+            server.start()
+            up()
+
+        def up() -> None:
+            if server.is_ready():
+                fault.ended = time.monotonic()
+            else:
+                self._repairs.append((time.monotonic() + 0.1, service, up))
+
+        self.seen.append(fault)
+        self._repairs.append((time.monotonic() + seconds, service, back))

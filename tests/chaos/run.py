@@ -1,5 +1,6 @@
 """One run of chaos: two beats, two workers, a workload, faults; then peace, and the check."""
 
+import contextlib
 import json
 import random
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 
 from celery import Celery
 
+from celery_lifecycle.errors import DatabaseUnavailable
 from celery_lifecycle.migrations.schema import migrate
 from tests.acceptance.ledger import Ledger
 from tests.acceptance.looks import left_over
@@ -20,11 +22,12 @@ from tests.acceptance.nodes import BeatNode, Nodes, WorkerNode
 from tests.acceptance.process import LocalProcess, is_gone
 from tests.chaos.app import make_chaos_app
 from tests.chaos.checker import Findings, check
-from tests.chaos.faults import Faults
+from tests.chaos.faults import Faults, Service
 from tests.chaos.workload import Workload
-from tests.support import Proxy, WaitTimeout, wait_until
+from tests.support import Broker, Database, Proxy, WaitTimeout, wait_until
 from tests.support.brokers import private_broker
 from tests.support.databases import private_database
+from tests.support.servers import SERVERS, private_server
 
 APP = "tests.chaos.app"
 SETTINGS = {
@@ -52,8 +55,8 @@ class Cluster:
     ledger: Ledger
     workers: list[WorkerNode]
     beats: list[BeatNode]
-    database: Proxy
-    broker: Proxy
+    database: Service
+    broker: Service
     nodes: Nodes
     directory: Path
     logs: dict[str, str] = field(default_factory=dict)
@@ -61,11 +64,26 @@ class Cluster:
 
 @contextmanager
 def cluster(database: str, broker: str, directory: Path) -> Iterator[Cluster]:
-    """Two beats and two workers on a private database and a private broker, both behind proxies."""
+    """Two beats and two workers on a private database and a private broker, both behind proxies.
+
+    Servers of our own where this machine has their programs, so that they can be killed; else a place in everybody's.
+    """
     with ExitStack() as stack:
-        tables = stack.enter_context(private_database(database, directory))
-        messages = stack.enter_context(private_broker(broker, directory))
-        to_tables, to_messages = (stack.enter_context(Proxy(url)) for url in (tables.url, messages.url))
+        servers = {
+            kind: stack.enter_context(private_server(kind)) for kind in (database, broker) if SERVERS[kind].is_there()
+        }
+        if database in servers:
+            tables = Database(database, servers[database].url, database)
+        else:
+            tables = stack.enter_context(private_database(database, directory))
+        if broker in servers:
+            messages = Broker(broker, servers[broker].url, result_backend="")
+        else:
+            messages = stack.enter_context(private_broker(broker, directory))
+        to_tables, to_messages = (
+            Service(name, stack.enter_context(Proxy(url)), servers.get(kind))
+            for name, kind, url in (("database", database, tables.url), ("broker", broker, messages.url))
+        )
         ledger = Ledger(directory / "ledger.jsonl")
         direct = {
             "BROKER_URL": messages.url,
@@ -78,7 +96,7 @@ def cluster(database: str, broker: str, directory: Path) -> Iterator[Cluster]:
         app = stack.enter_context(make_chaos_app(direct))
         migrate(app.lifecycle.store.database)
         stack.callback(app.lifecycle.close)
-        environment = {**direct, "BROKER_URL": to_messages.url, "DATABASE_URL": to_tables.url}
+        environment = {**direct, "BROKER_URL": to_messages.proxy.url, "DATABASE_URL": to_tables.proxy.url}
         nodes = Nodes(LocalProcess, directory=directory, environment=environment, app=app, ledger=ledger)
         stack.callback(nodes.teardown)
         workers = [nodes.worker(f"worker-{n}", concurrency=3, app=APP, wait=False) for n in (1, 2)]
@@ -120,6 +138,7 @@ def run(
         found.figures = {
             "seconds of faults": round(calm - began),
             "seconds to rest after them": round(settled - calm, 1),
+            "servers of its own": [one.server.program for one in (world.database, world.broker) if one.server],
             **found.figures,
         }
         return found
@@ -133,8 +152,10 @@ def _storm(
     while (now := time.monotonic()) < until:
         faults.step()
         if now >= next_push:
-            if workload.live() < MOST_LIVE:
-                workload.push()
+            # A client that finds the database away comes again later.
+            with contextlib.suppress(DatabaseUnavailable):
+                if workload.live() < MOST_LIVE:
+                    workload.push()
             next_push = max(next_push + random_.expovariate(rate), now - 1)
         if now >= next_fault:
             faults.strike()

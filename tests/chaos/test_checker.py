@@ -1,5 +1,6 @@
 """The checker of chaos must see what it is there for."""
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -33,6 +34,13 @@ def test_one_run_that_ended_is_right() -> None:
 @pytest.mark.parametrize("runs", [(), (ran(10, 11, "died"),), (ran(10, 11, "raised"),)])
 def test_a_job_that_never_ended_is_lost(runs: tuple[Run, ...]) -> None:
     assert "lost" in wrong(*runs)[0]
+
+
+def test_a_job_that_may_not_have_been_stored_need_not_run_but_if_it_runs_it_ends() -> None:
+    unsure = (dataclasses.replace(JOB, unsure=True),)
+    assert wrong(expected=unsure) == []
+    assert wrong(ran(10, 11), expected=unsure) == []
+    assert "lost" in wrong(ran(10, 11, "died"), expected=unsure)[0]
 
 
 def test_a_second_end_is_right_only_if_a_fault_may_have_kept_the_first_from_being_stored() -> None:

@@ -2,15 +2,21 @@
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
 
+from celery_lifecycle.errors import DatabaseUnavailable
+
 
 @dataclass(frozen=True)
 class Expected:
-    """One pushed job: when it was due (monotonic), how many ended runs it takes, whether it fails for good."""
+    """One pushed job: when it was due (monotonic), how many ended runs it takes, whether it fails for good.
+
+    ``unsure``: the database was away while it was pushed, so it may be there or not.
+    """
 
     object: str
     job: str
@@ -19,10 +25,11 @@ class Expected:
     ends: int = 1
     raises: int = 0
     dies: bool = False
+    unsure: bool = False
 
 
 class Workload:
-    """Pushes objects of random kinds; ``expected`` is what was stored."""
+    """Pushes objects of random kinds; ``expected`` is what was stored, or may have been."""
 
     def __init__(self, app: Celery, random: random.Random) -> None:
         self._app, self._random = app, random
@@ -67,13 +74,25 @@ class Workload:
     def _eta(self, kind: str, name: str) -> None:
         delay = self._random.uniform(0.2, 4)
         task_id = f"{name}-{self._random.getrandbits(32):08x}"
-        self._app.tasks["chaos.plain"].apply_async((task_id, 0.05), countdown=delay, task_id=task_id)
-        self.expected.append(Expected(f"chaos.plain/{task_id}", task_id, kind, time.monotonic() + delay))
+        task = self._app.tasks["chaos.plain"]
+        due = time.monotonic() + delay
+        stored = is_stored(lambda: task.apply_async((task_id, 0.05), countdown=delay, task_id=task_id))
+        self.expected.append(Expected(f"chaos.plain/{task_id}", task_id, kind, due, unsure=not stored))
 
     def _push(
         self, kind: str, name: str, job: str, delay: float, ends: int = 1, raises: int = 0, dies: bool = False,
         **payload: Any,
     ) -> None:  # fmt: skip
         subject = self._app.lifecycle.object("subject", name)
-        subject.jobs.push("step", delay=delay, id=job, payload=payload)
-        self.expected.append(Expected(str(subject), job, kind, time.monotonic() + delay, ends, raises, dies))
+        due = time.monotonic() + delay
+        stored = is_stored(lambda: subject.jobs.push("step", delay=delay, id=job, payload=payload))
+        self.expected.append(Expected(str(subject), job, kind, due, ends, raises, dies, unsure=not stored))
+
+
+def is_stored(push: Callable[[], object]) -> bool:
+    """Push; false if the database was away, so that nobody knows."""
+    try:
+        push()
+    except DatabaseUnavailable:
+        return False
+    return True
