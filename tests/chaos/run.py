@@ -43,7 +43,7 @@ SETTINGS = {
 }
 SETTLE = 90.0
 # More objects than that are not kept alive: a machine that is slower than the rate would measure its own queue.
-MOST_LIVE = 80
+MOST_LIVE = 60
 Say = Callable[[str], None]
 
 
