@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from kombu.utils.encoding import safe_repr, safe_str
+
 from celery_lifecycle import signals
 from celery_lifecycle.model import MemoryLimitContext, ObjectRef, Why
 
@@ -64,14 +66,14 @@ def refused(ref: ObjectRef, job: str, reason: str) -> None:
 
 def retrying(ref: ObjectRef, job: str, attempt: int, delay: float, error: BaseException) -> None:
     _say(
-        logging.WARNING, "%s#%s: attempt %d failed (%r), the next one in %.2f s", ref, job, attempt, error, delay,
-        ref=ref, job=job,
+        logging.WARNING, "%s#%s: attempt %d failed (%s), the next one in %.2f s", ref, job, attempt, safe_repr(error),
+        delay, ref=ref, job=job,
     )  # fmt: skip
     _send(signals.job_retrying, ref, job=job, attempt=attempt, delay=delay, error=error)
 
 
 def died(ref: ObjectRef, job: str, why: Why, error: BaseException | str | None = None) -> None:
-    told = f": {error}" if error is not None else ""
+    told = f": {safe_str(error)}" if error is not None else ""
     _say(logging.ERROR, "%s#%s is a dead job (%s)%s", ref, job, why.value, told, ref=ref, job=job)
     _send(signals.job_failed, ref, job=job, reason=why.value, error=error)
 

@@ -58,7 +58,7 @@ class RetryPolicy:
 
     @classmethod
     def from_json(cls, text: str | None) -> RetryPolicy:
-        return cls(*json.loads(text)) if text else cls()
+        return cls(*json.loads(text)[:3]) if text else cls()  # a newer version may have added more
 
 
 class _Yield:
@@ -405,6 +405,13 @@ class MemoryLimitContext:
     strikes: int
     limit: int
     cause: str
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> MemoryLimitContext:
+        """From the payload of the job that calls the hook; what a newer version has added is left out."""
+        known = {one.name: given[one.name] for one in fields(cls)}
+        next_time = datetime.fromisoformat(known["next_time"]) if known["next_time"] else None
+        return cls(**{**known, "next_time": next_time, "purged": tuple(known["purged"])})
 
 
 @dataclass(frozen=True, slots=True)

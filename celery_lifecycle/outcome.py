@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from kombu.utils.encoding import safe_repr, safe_str
+
 from celery_lifecycle import events
 from celery_lifecycle.code import Code
 from celery_lifecycle.context import JobContext
-from celery_lifecycle.errors import LifecycleError, OutcomeInvalid
+from celery_lifecycle.errors import OutcomeInvalid
 from celery_lifecycle.model import YIELD, Job, ObjectRef, Reschedule, Why
 from celery_lifecycle.queue import when
 from celery_lifecycle.store.database import is_outage
@@ -33,26 +35,45 @@ def decide(
         classify: what the task layer's own exceptions mean; None: an ordinary error.
         started: when the run of the job began, in milliseconds by the database's clock.
     """
+    try:
+        return _decided(code, ctx, value, error, classify, started)
+    except (
+        Exception
+    ) as wrong:  # an outcome that can't be understood is the job's failure, and must not be left in flight
+        return replace(_dead(wrong), started_ms=started), wrong
+
+
+def _decided(
+    code: Code, ctx: JobContext, value: Any, error: BaseException | None, classify: Classify, started: int
+) -> tuple[Verdict, BaseException | None]:
     if error is None:
-        try:
-            return replace(verdict_of(value, code.plain), started_ms=started, strikes=ctx.job.strikes), None
-        except LifecycleError as invalid:
-            return replace(_dead(invalid), started_ms=started), invalid
+        return replace(verdict_of(value, code.plain), started_ms=started, strikes=ctx.job.strikes), None
     if is_outage(error):  # what happens to the platform uses up no attempt
         return Verdict(Action.AGAIN, delay_ms=AFTER_OUTAGE_MS, attempt=ctx.attempt - 1), error
     known = classify(error, ctx.attempt)
     if known is not None:
         return replace(known, started_ms=started), error
-    policy = ctx.job.retry if ctx.job.retry_json else code.retry
-    if ctx.attempt < policy.max_attempts:
-        delay = full_jitter(ctx.attempt, policy.base_delay, policy.max_delay, random.random())
-        return Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt), error
-    return replace(_given_up(code, ctx, error), started_ms=started), error
+    again = _tried_again(code, ctx.job, ctx.attempt)
+    return again or replace(_given_up(code, ctx, error), started_ms=started), error
+
+
+def decide_outside(code: Code, job: Job, error: Exception) -> Verdict:
+    """The decision about a job whose run failed around its body: at a soft time limit between two steps, or by our own fault."""
+    return _tried_again(code, job, job.attempt + 1) or _dead(error)
+
+
+def _tried_again(code: Code, job: Job, attempt: int) -> Verdict | None:
+    """The next attempt by the retry policy; None if this one was the last."""
+    policy = job.retry if job.retry_json else code.retry
+    if attempt >= policy.max_attempts:
+        return None
+    delay = full_jitter(attempt, policy.base_delay, policy.max_delay, random.random())
+    return Verdict(Action.AGAIN, delay_ms=delay, attempt=attempt)
 
 
 def _dead(error: BaseException) -> Verdict:
     told = "".join(traceback.format_exception(error))
-    return Verdict(Action.DEAD, why=Why.FAILED, error=repr(error), traceback=told)
+    return Verdict(Action.DEAD, why=Why.FAILED, error=safe_repr(error), traceback=told)
 
 
 def _given_up(code: Code, ctx: JobContext, error: BaseException) -> Verdict:
@@ -82,7 +103,7 @@ def verdict_of(value: Any, plain: bool) -> Verdict:
     if value is None or plain:
         return Verdict(Action.COMPLETE, clean=True)
     raise OutcomeInvalid(
-        f"A lifecycle job returned {str(value)[:80]!r} ({type(value).__name__}): return None, Reschedule(…) or YIELD."
+        f"A lifecycle job returned {safe_str(value)[:80]!r} ({type(value).__name__}): return None, Reschedule(…) or YIELD."
     )
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
+from kombu.utils.encoding import safe_repr
+
 from celery_lifecycle import events, memory
 from celery_lifecycle.code import Code
 from celery_lifecycle.context import JobContext
@@ -35,7 +37,7 @@ from celery_lifecycle.model import (
     Why,
     _utc,
 )
-from celery_lifecycle.outcome import Classify, decide, tell_finished, told_of
+from celery_lifecycle.outcome import Classify, decide, decide_outside, tell_finished, told_of
 from celery_lifecycle.queue import JobQueue
 from celery_lifecycle.storage import RunStorage
 from celery_lifecycle.store.database import Disconnected, is_outage
@@ -105,7 +107,10 @@ class Runner:
         assert begun.job is not None
         if link.job.startswith(HOOK_PREFIX):
             return self._hook(link, code, begun, begun.job)
-        return self._job(link, code, begun, begun.job, request)
+        try:
+            return self._job(link, code, begun, begun.job, request)
+        except Exception as error:  # a soft time limit between two steps, or our own fault: the worker is not dead
+            return self._failed_outside(link, code, begun, begun.job, error)
 
     def _begin(self, link: Link, calling: Calling) -> Begun:
         """Begin; while the database does not answer, try again for as long as a lease lasts.
@@ -169,7 +174,7 @@ class Runner:
                 next_ms = self._stored(link.task_id, lambda: self.deployment.store.runs.start_failed(link, begun.token))
                 if next_ms is not None:
                     events.start_failed(ref, error, next_ms)
-                failed = StartFailed(f"on_start of {ref} raised {error!r}; its jobs stay.")
+                failed = StartFailed(f"on_start of {ref} raised {safe_repr(error)}; its jobs stay.")
                 failed.__cause__ = error
                 return Report({}, error=failed)
             entered = self._stored(link.task_id, lambda: self.deployment.store.runs.enter(link, begun.token, begun))
@@ -223,6 +228,16 @@ class Runner:
             with masked():  # a run that was given up meanwhile must not start an attempt beside another one
                 if not self._attempted(link, begun.token, job, attempt):
                     return self._fenced(code.ref, job.id)
+
+    def _failed_outside(self, link: Link, code: Code, begun: Begun, job: Job, error: Exception) -> Report:
+        if isinstance(error, MemoryError):
+            return self._out_of_memory(link, code, error, Cause.MEMORY_ERROR)
+        with masked():
+            if not is_time_limit(error):
+                events.unexpected(f"The run of {code.ref}#{job.id} failed around its body", error)
+            verdict = decide_outside(code, job, error)
+            ctx = self._context(code, begun, job, job.attempt + 1, None)
+            return self._finish(link, code, begun, job, ctx, verdict, None, error)
 
     def _waits(self, code: Code, job: Job, attempt: int, seconds: float, error: BaseException) -> bool:
         """Wait for the next attempt. False: a soft time limit came first, so it is one for another message."""
@@ -357,13 +372,11 @@ class Runner:
         told = "".join(traceback.format_exception(error))
         assert begun.state is not None
         queue = begun.state.queue or self.deployment.queue_of(code.task, None)
-        return runs.alarm_failed(link, begun.token, queue, code.task, repr(error), told)
+        return runs.alarm_failed(link, begun.token, queue, code.task, safe_repr(error), told)
 
     def _hook(self, link: Link, code: Code, begun: Begun, job: Job) -> Report:
         """A memory hook: tried once, whatever becomes of it."""
-        given = job.payload
-        given["next_time"] = datetime.fromisoformat(given["next_time"]) if given["next_time"] else None
-        context = MemoryLimitContext(**{**given, "purged": tuple(given["purged"])})
+        context = MemoryLimitContext.from_json(job.payload)
         error: BaseException | None = None
         with self._inside(begun, code):
             for hook in code.memory_hooks:

@@ -18,8 +18,9 @@ from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target, current_run
 from celery_lifecycle.dispatch import forward_chain
 from celery_lifecycle.errors import DatabaseUnavailable, Fenced, OutOfMemory, PayloadError, TimeInvalid, WrongDatabase
+from celery_lifecycle.handles import ObjectHandle
 from celery_lifecycle.link import HEADER, carried_on, header_in, link_of
-from celery_lifecycle.model import ALARM, HOST, Job, ObjectRef, RetryPolicy, Why
+from celery_lifecycle.model import ALARM, HOST, SCHEDULER, Job, ObjectRef, RetryPolicy, Why
 from celery_lifecycle.queue import Push, draft_of, store_many, store_push
 from celery_lifecycle.runner import Report
 from celery_lifecycle.sessions import push_in_connection, push_in_session
@@ -100,7 +101,11 @@ class LifecycleTask(TaskSchedules, Task):
                 "Give beat and workers of one app the same lifecycle_database_url."
             )
         kind, _, name = header["name"].partition("/")
-        code = self.code(deployment, ObjectRef(kind, name))
+        ref = ObjectRef(kind, name)
+        try:
+            code = self.code(deployment, ref)
+        except Exception as error:  # whatever a class throws when it is made for an object
+            code = self._code_that_fails(deployment, ref, error)
         appends = bool(header.get("head") and header["all"] and code.alarm and header["job"] != ALARM)
         link = link_of(header, request.id, last=not chain and not appends)
         try:
@@ -144,6 +149,19 @@ class LifecycleTask(TaskSchedules, Task):
             self.name, ref, deployment.object(ref.kind, ref.name), deployment.target, self._call_plain,
             limit=deployment.config.max_memory_strikes, retry=ONE_ATTEMPT, plain=True,
             memory_limit=self.lifecycle_memory_limit,
+        )  # fmt: skip
+
+    def _code_that_fails(self, deployment: Deployment, ref: ObjectRef, error: Exception) -> Code:
+        """In the place of code whose object can't be made: to fail like a body, so that it is tried again, and dead in the end."""
+
+        def fail(_: Any) -> None:
+            raise error
+
+        target, handle = self.lifecycle_target, ObjectHandle(deployment, ref)
+        assert target is not None
+        return Code(
+            self.name, ref, handle, handle._resolve, fail, alarm=fail, owners=frozenset({HOST, SCHEDULER, target.owner or HOST}),
+            limit=deployment.config.max_memory_strikes, retry=target.retry or RetryPolicy(),
         )  # fmt: skip
 
     def _call_plain(self, ctx: Any) -> Any:
@@ -371,7 +389,9 @@ def classify(error: BaseException, attempt: int) -> Verdict | None:
             return Verdict(Action.COMPLETE)
         if isinstance(when, datetime):
             return Verdict(Action.AGAIN, at_ms=to_millis(when), attempt=attempt)
-        return Verdict(Action.AGAIN, delay_ms=delay_to_millis(when), attempt=attempt)
+        # As with Celery, a time that has passed is now.
+        past = isinstance(when, (int, float)) and when < 0
+        return Verdict(Action.AGAIN, delay_ms=0 if past else delay_to_millis(when), attempt=attempt)
     if isinstance(error, Reject):
         return Verdict(Action.DEAD, why=Why.REJECTED, error=repr(error))
     if isinstance(error, Ignore):

@@ -423,3 +423,109 @@ def test_a_job_of_one_kind_is_not_pushed_to_an_object_of_another(harness: Harnes
             push()
     assert world.Thing("a").jobs.push(world.Thing("a").go).task == "thing.go"
     assert harness.lifecycle.object("plain", "z").jobs.push("plain.go").task == "plain.go"
+
+
+# --- what can't be understood
+
+
+class Mute(Exception):
+    """An error that can't be told."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    __str__ = __repr__
+
+
+class MuteValue:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    __str__ = __repr__
+
+
+def mute(ctx: Any) -> None:
+    raise Mute
+
+
+UNTOLD: dict[str, Callable[[Any], Any]] = {
+    "retry at a naive time": lambda ctx: ctx.retry(eta=datetime(2026, 1, 1, 13)),
+    "retry in no time": lambda ctx: ctx.retry(countdown=float("inf")),
+    "retry in a text": lambda ctx: ctx.retry(countdown="5"),
+    "an error without a text": mute,
+    "a value without a text": lambda ctx: MuteValue(),
+}
+
+
+@pytest.mark.parametrize("body", UNTOLD.values(), ids=UNTOLD.keys())
+def test_an_outcome_that_can_not_be_understood_is_a_failure_of_its_job_and_no_death(
+    harness: Harness, world: World, body: Any
+) -> None:
+    world.does = body
+    plain = world.Plain("a")
+    plain.jobs.push("go", id="g")
+    plain.jobs.push("go", id="next", delay=0.001)
+    harness.advance(15)
+    assert harness.assert_dead(plain, "g", reason="failed").error
+    assert harness.assert_dead(plain, "next", reason="failed").error
+    assert harness.sent("alarm_memory_limit_reset") == []
+    assert not plain.jobs.list()
+
+
+def test_a_retry_in_the_past_is_one_now(harness: Harness, world: World) -> None:
+    world.does = lambda ctx: ctx.retry(countdown=-5) if ctx.attempt == 1 else None
+    world.Plain("a").jobs.push("go", id="g")
+    harness.advance(3)
+    assert world.called == ["g", "g"]
+
+
+def test_an_alarm_whose_error_has_no_text_is_retried(harness: Harness, world: World) -> None:
+    world.alarm = mute
+    thing = world.Thing("a")
+    thing.set_alarm(0)
+    harness.advance(1000)
+    assert [dead.reason for dead in thing.dead_jobs()] == ["failed"]
+    assert harness.sent("alarm_memory_limit_reset") == []
+
+
+def test_a_soft_time_limit_around_a_body_is_a_failed_attempt(
+    harness: Harness, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [SoftTimeLimitExceeded()]
+
+    def limited(*given: Any) -> None:
+        if limits:
+            raise limits.pop()
+
+    monkeypatch.setattr("celery_lifecycle.events.started", limited)
+    plain = world.Plain("a")
+    plain.jobs.push("go", id="g")
+    harness.advance(10)
+    assert world.called == ["g"]
+    assert plain.jobs.list() == []
+    assert harness.sent("alarm_memory_limit_reset") == []
+
+
+def test_a_class_that_can_not_be_made_fails_its_jobs_and_its_alarm(harness: Harness, lifecycle: Lifecycle) -> None:
+    fails = False
+
+    class Broken(LifecycleObject, lifecycle=lifecycle):
+        def __init__(self, name: str, **given: Any) -> None:
+            super().__init__(name, **given)
+            if fails:
+                raise ValueError("not today")
+
+        @lifecycle_job
+        def go(self, ctx: Any) -> None: ...
+
+        def on_alarm(self, info: Any) -> None: ...
+
+    bad = Broken("a")
+    bad.jobs.push("go", id="g")
+    fails = True
+    harness.advance(1000)
+    assert "not today" in str(harness.assert_dead(bad, "g", reason="failed").error)
+    # The job, and the alarm that follows a run.
+    assert [dead.reason for dead in bad.dead_jobs()] == ["failed", "failed"]
+    assert len(harness.ran) < 20
+    assert lifecycle.store.objects.find(bad.ref) is None
