@@ -22,7 +22,8 @@ class Config:
         database_url: SQLAlchemy URL of the job database. Default: `sqlite:///lifecycle.db` in the working directory.
         backup_alarm: within how long a lost message or a lost run is noticed. Leases last two thirds of it, are
             renewed every sixth, and a second look is taken a sixth later. Default 30.
-        patience_max: the longest a chain on its way is waited for before it is sent again. Default 300.
+        patience_max: the longest a chain on its way is waited for before it is sent again, but for long queues: twice the
+            wait that the object saw last, at most 12 times this. Default 300.
         poll_interval: how often beat looks for alarms that were stored nearer than it slept. Default 0.2.
         claim_batch: objects claimed in one transaction. Default 1000.
         dispatch_window: chains on their way per queue. Default 1000.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import tzinfo
@@ -74,7 +76,7 @@ class Deployment(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CurrentRun:
     """The job that runs in this context."""
 
@@ -85,7 +87,32 @@ class CurrentRun:
     worker: str | None = None
 
 
-current_run: ContextVar[CurrentRun | None] = ContextVar("lifecycle_current_run", default=None)
+_current_run: ContextVar[CurrentRun | None] = ContextVar("lifecycle_current_run", default=None)
+_under_way: list[CurrentRun] = []
+
+
+@contextlib.contextmanager
+def running(run: CurrentRun) -> Iterator[None]:
+    """Within the block this context runs a job."""
+    set_to = _current_run.set(run)
+    _under_way.append(run)
+    try:
+        yield
+    finally:
+        _under_way.remove(run)
+        _current_run.reset(set_to)
+
+
+def current_run() -> CurrentRun | None:
+    """The job that runs in this context; in a thread that the only job of this process has started, that one.
+
+    Without this a job could push from a helper thread what no loop would be seen in.
+    """
+    run = _current_run.get()
+    if run is None and len(_under_way) == 1 and threading.current_thread() is not threading.main_thread():
+        return _under_way[0]
+    return run
+
 
 _default: list[Deployment] = []
 

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,18 @@ def task_id_of(shipment: Shipment, position: int, job: Brief) -> str:
     return f"{shipment.dispatch}-{position}"
 
 
+_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+def _fresh_locks() -> None:
+    """In a forked child: another thread of the parent may have held a lock, and none is here to let it go."""
+    for sender in list(_senders):
+        sender._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_fresh_locks)
+
+
 class Sender:
     """Sends the chains of this process over one connection of its own, made when first needed and again after a fork."""
 
@@ -66,6 +79,7 @@ class Sender:
         self._producer: Producer | None = None
         self._pid = 0
         self._away_until = 0.0
+        _senders.add(self)
 
     def send(self, shipments: Sequence[Shipment]) -> list[Shipment]:
         """Publish one message per shipment; those that could not be published come back, to be released.

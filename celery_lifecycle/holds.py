@@ -204,7 +204,7 @@ def _wake(deployment: Deployment, ref: ObjectRef) -> tuple[str, str] | None:
 
 def track(deployment: Deployment, ref: ObjectRef, job_id: str, work: Any) -> bool:
     """Track work that a running job hands off; see `JobContext.track`."""
-    run = current_run.get()
+    run = current_run()
     if hasattr(work, "add_done_callback"):
         hold = Hold(deployment, ref, "track", uuid.uuid4().hex, job_id, worker=run.worker if run else None)
         work.add_done_callback(lambda _: hold.release())
@@ -238,7 +238,7 @@ def _send_tracked(deployment: Deployment, ref: ObjectRef, job_id: str, work: Any
 
 def track_alarm_work(work: Any) -> bool:
     """Inside a run: the same as `ctx.track(work)`, True. Outside: nothing is tracked, False."""
-    run = current_run.get()
+    run = current_run()
     if run is None:
         return False
     return track(run.deployment, run.pusher.ref, run.pusher.job, work)

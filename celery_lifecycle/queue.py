@@ -94,7 +94,7 @@ def same_call_id(draft: Draft) -> str:
 
 def _settled(draft: Draft) -> Draft:
     """Inside `on_start`, which runs often, a push without an id is one that is found again."""
-    run = current_run.get()
+    run = current_run()
     if run is None or not run.starting or draft.id is not None:
         return draft
     return draft._replace(id=same_call_id(draft), keep=True)
@@ -102,7 +102,7 @@ def _settled(draft: Draft) -> Draft:
 
 def store_push(deployment: Deployment, draft: Draft) -> Job:
     """Store a draft in a transaction of its own; what is due at once is sent after the commit, without beat."""
-    draft, run = _settled(draft), current_run.get()
+    draft, run = _settled(draft), current_run()
     claims = draft.due_at_once and deployment.has_room(draft.queue)
     pushed = deployment.store.jobs.push(draft, run.pusher if run else None, claims)
     if pushed.shipment is not None:
@@ -233,7 +233,7 @@ def store_many(
     deployment: Deployment, drafts: Sequence[Draft], session: Any = None, connection: Any = None
 ) -> list[Job]:
     """Store many drafts in one transaction, locking their objects in (kind, name) order."""
-    drafts, run = [_settled(draft) for draft in drafts], current_run.get()
+    drafts, run = [_settled(draft) for draft in drafts], current_run()
     if session is not None:
         return _told(push_in_session(deployment, session, drafts))
     if connection is not None:

@@ -17,7 +17,7 @@ from kombu.utils.encoding import safe_repr
 from celery_lifecycle import events, memory
 from celery_lifecycle.code import Code
 from celery_lifecycle.context import JobContext
-from celery_lifecycle.deployment import CurrentRun, Deployment, current_run
+from celery_lifecycle.deployment import CurrentRun, Deployment, running
 from celery_lifecycle.errors import (
     DatabaseUnavailable,
     Fenced,
@@ -92,6 +92,8 @@ class Runner:
             return Report({"outcome": "refused", "reason": begun.refused.value, "at": None})
         if begun.dead is not None and begun.why is not None:
             events.died(begun.dead.object, begun.dead.id, begun.why)
+        if begun.put_back is not None:
+            events.put_back(code.ref, begun.put_back.id, begun.told)
         if begun.waking is not None and begun.waking.dropped:
             events.misfired(code.ref, begun.waking.job.id, begun.waking.dropped)
         if begun.job is None and not begun.alarm:
@@ -99,9 +101,12 @@ class Runner:
         assert begun.state is not None
         link = replace(link, token=begun.token)
         if starts:
-            stopped = self._start(link, code, begun)
-            if stopped is not None:
-                return stopped
+            entered = self._start(link, code, begun)
+            if isinstance(entered, Report):
+                return entered
+            begun = entered
+            if begun.job is None and not begun.alarm:
+                return self._passed(begun)
         if begun.alarm:
             return self._alarm(link, code, begun)
         assert begun.job is not None
@@ -156,7 +161,7 @@ class Runner:
 
     # --- on_start
 
-    def _start(self, link: Link, code: Code, begun: Begun) -> Report | None:
+    def _start(self, link: Link, code: Code, begun: Begun) -> Report | Begun:
         ref = code.ref
         error: BaseException | None = None
         with self._inside(begun, code, starting=True):
@@ -178,12 +183,12 @@ class Runner:
                 failed.__cause__ = error
                 return Report({}, error=failed)
             entered = self._stored(link.task_id, lambda: self.deployment.store.runs.enter(link, begun.token, begun))
-            if not entered:
+            if entered is None:
                 return self._fenced(ref, link.job)
         self._started[begun.token] = None
         while len(self._started) > 1000:
             self._started.popitem(last=False)
-        return None
+        return entered
 
     def _fenced(self, ref: Any, job: str) -> Report:
         events.refused(ref, job, "its run is over")
@@ -195,11 +200,8 @@ class Runner:
         pusher = Pusher(code.ref, job.id if job else ALARM, job.task if job else code.task, job.line if job else ALARM)
         if starting:  # what `on_start` pushes does not come from the job that happens to be due
             pusher = replace(pusher, task="")
-        set_to = current_run.set(CurrentRun(self.deployment, pusher, starting, worker=self.worker.instance))
-        try:
+        with running(CurrentRun(self.deployment, pusher, starting, worker=self.worker.instance)):
             yield
-        finally:
-            current_run.reset(set_to)
 
     # --- a job
 
@@ -285,14 +287,11 @@ class Runner:
         """The body. Its value or its error; a `MemoryError` leaves with its frames still held."""
         pusher = Pusher(code.ref, ctx.job.id, ctx.job.task, ctx.job.line)
         run = CurrentRun(self.deployment, pusher, attempt=ctx.attempt, worker=self.worker.instance)
-        set_to = current_run.set(run)
         try:
-            with memory.limited(code.memory_limit):
+            with running(run), memory.limited(code.memory_limit):
                 return code.call(ctx), None
         except Exception as error:  # whatever a user's job throws
             return None, error
-        finally:
-            current_run.reset(set_to)
 
     def _finish(
         self, link: Link, code: Code, begun: Begun, job: Job, ctx: JobContext, verdict: Verdict, value: Any,

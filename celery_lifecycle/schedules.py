@@ -152,7 +152,7 @@ def is_idempotent(spec: ScheduleSpec, policy: Policy) -> bool:
     """Whether a call gives back the schedule that it finds, instead of adding one."""
     if policy.idempotent is not None:
         return validate.flag(policy.idempotent, "idempotent")
-    run = current_run.get()
+    run = current_run()
     return spec.is_recurring or (run is not None and run.starting and policy.id is None)
 
 

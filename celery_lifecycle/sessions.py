@@ -57,7 +57,7 @@ def push_in_connection(deployment: Deployment, connection: Connection, drafts: S
         raise LifecycleError("The session's connection is closed: push before it is.")
     if not connection.in_transaction():
         connection.begin()
-    run = current_run.get()
+    run = current_run()
     with database.within(dbapi, connection.dialect) as tx:
         pusher = run.pusher if run else None
         if len(drafts) == 1:

@@ -309,7 +309,7 @@ class LifecycleTask(TaskSchedules, Task):
         if self.lifecycle_target is None or self.request.called_directly:
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         most = self.max_retries if max_retries is None else max_retries
-        run = current_run.get()
+        run = current_run()
         if most is not None and run is not None and run.attempt > most:
             raise exc or MaxRetriesExceededError(f"Can't retry {self.name}: {most} retries are used up.")
         if eta is None and countdown is None:
@@ -353,7 +353,7 @@ class LifecycleTask(TaskSchedules, Task):
         return store_many(self.app.lifecycle, drafts, session, connection)
 
     def _own_object(self, push: Push) -> Any:
-        run = current_run.get()
+        run = current_run()
         target = self.push_target
         if push.id is not None:
             job_id = validate.name(push.id, "id")

@@ -112,7 +112,7 @@ class TaskSchedules:
             self.app.lifecycle, ObjectRef(validate.kind(self.name), "?"), SCHEDULER, target, spec, payload, policy
         )
         name = draft.id or uuid()
-        run = current_run.get()
+        run = current_run()
         if (
             policy.id is None
             and is_idempotent(spec, policy)

@@ -44,6 +44,13 @@ def install(app: Celery) -> None:
 class LifecycleRequest(Request):
     """The parent's side of a link: it sees the death of the child, and nothing of it may ever stop the worker."""
 
+    accepted_at: float | None = None
+    """When its process took it, by a clock that nobody sets (`time.monotonic`)."""
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        self.accepted_at = time_accepted
+        super().on_accepted(pid, time_accepted)
+
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         try:
             header = header_in(self.request_dict)
@@ -221,7 +228,7 @@ class Renewer(threading.Thread):
         default = self.app.lifecycle.config.hung_timeout
         for request, header in running_links():
             limit = header["hung"] / 1000 if "hung" in header else default
-            seconds = time.time() - request.time_start
+            seconds = time.monotonic() - request.accepted_at
             if seconds < limit or request.id in self._slow:
                 continue
             self._slow.add(request.id)
@@ -254,7 +261,7 @@ def running_links() -> list[tuple[Any, dict[str, Any]]]:
     found = []
     for request in list(worker_state.requests.values()):
         header = header_in(getattr(request, "request_dict", None))
-        if header is not None and request.time_start is not None:
+        if header is not None and getattr(request, "accepted_at", None) is not None:
             found.append((request, header))
     return found
 

@@ -144,10 +144,14 @@ class Ends:
         flight = held.state.in_flight
         assert flight is not None
         now, agenda, job = held.agenda(flight.marked)
-        if job is not None and job.suspect_on is not None:
-            held.write_job(run.unmarked(job))
+        if job is not None:
+            self._rewrite(held, job, recurrence.with_begun(run.unmarked(job), flight))
         held.save(derive(chain.ended(held.state), agenda, now), agenda)
         return Ended(held.ref, flight, put_back=True)
+
+    def _rewrite(self, held: Locked, before: Job, after: Job) -> None:
+        if after != before:
+            held.write_job(after)
 
     def _strike(
         self,
@@ -206,7 +210,7 @@ class Ends:
         flight = held.state.in_flight
         assert flight is not None
         if job is not None:
-            held.write_job(breaker.suspected(job))
+            held.write_job(recurrence.with_begun(breaker.suspected(job), flight))
         held.save(derive(chain.ended(held.state), agenda, now), agenda)
         return Ended(held.ref, flight, put_back=True)
 
@@ -281,19 +285,16 @@ class Ends:
         self, held: Locked, state: ObjectState, agenda: Agenda, job: Job, why: Why, now: int
     ) -> tuple[ObjectState, Agenda, bool]:
         """A job whose link no worker runs: put back with a doubling delay, or dead, which the flag tells."""
-        since = job.unknown_since_ms if job.unknown_since_ms is not None else now
-        grace = round(self.config.unknown_task_grace * 1000)
         error = f"{why.value}: {job.task}"
         if why not in (Why.UNKNOWN_TASK, Why.UNKNOWN_OWNER):
             return *_given_up(held, state, agenda, job, why, now, error), True
-        if now - since >= grace:
+        again = run.not_understood(job, now, round(self.config.unknown_task_grace * 1000))
+        if again is None:
             held.bury(job, why, now, error=error)
             held.remove_job(job.id)
             return state, without(agenda, job.id), True
-        wait = min(max(1000, now - since), 60_000)
-        job = run.unmarked(job._replace(unknown_since_ms=since, due_ms=now + wait))
-        held.write_job(job)
-        return state, with_job(agenda, job), False
+        held.write_job(again)
+        return state, with_job(agenda, again), False
 
     def unknown(self, link: Link, token: str, why: Why) -> tuple[Job | None, Shipment | None, bool]:
         """The same for a link that has begun, whose owner this process does not know. The flag: whether it was accepted."""
@@ -338,7 +339,7 @@ def struck_by(
     if is_shared and struck.context is not None and struck.context.sealed:
         lines.seal(held.tx, flight.task, flight.line, now, config)
     for job in struck.write:
-        held.put_job(job)
+        held.put_job(recurrence.with_begun(job, flight))
     for job in struck.remove:
         held.remove_job(job.id)
     history = [

@@ -313,7 +313,10 @@ class Jobs:
         if job is None or owner not in (None, job.owner):
             return None
         version = held.state.versions + 1
-        job = job._replace(version=version, due_ms=now + delay_ms if at_ms is None else at_ms, attempt=0)
+        job = job._replace(
+            version=version, due_ms=now + delay_ms if at_ms is None else at_ms, attempt=0,
+            unknown_since_ms=None,
+        )  # fmt: skip
         agenda = with_job(agenda, job)
         state = derive(held.state.but(versions=version), agenda, now)
         held.save_with_job(state, agenda, tx.sql.update_job, job)

@@ -13,6 +13,7 @@ from typing import Any
 from celery_lifecycle.config import Config
 from celery_lifecycle.model import Job, ObjectRef
 from celery_lifecycle.store.database import Tx
+from celery_lifecycle.store.rows import dead_of
 
 
 def is_own_object(ref: ObjectRef, task: str, job_id: str) -> bool:
@@ -48,8 +49,11 @@ def lift(tx: Tx, job: Job) -> None:
 
 
 def lift_all(tx: Tx, ref: ObjectRef) -> None:
-    """The same, of the line that began with an object."""
-    tx.run(tx.sql.delete_heartbeat, _key(ref.kind, ref.name))
+    """Lift all seals of an object, and those of their lines, wherever these began."""
+    params = {"kind": ref.kind, "name": ref.name}
+    for row in tx.rows(tx.sql.sealed_dead, params):
+        lift(tx, dead_of(row).job)
+    tx.run(tx.sql.lift_all_dead, params)
 
 
 def is_sealed(tx: Tx, job: Job, now: int) -> bool:

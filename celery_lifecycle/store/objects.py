@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from celery_lifecycle.breaker import protocol_job
 from celery_lifecycle.config import Config
-from celery_lifecycle.errors import ObjectDisabled
+from celery_lifecycle.errors import ObjectDisabled, ScheduleInvalid
 from celery_lifecycle.model import ALARM, Job, ObjectRef, ObjectState, Why
 from celery_lifecycle.store import lines
 from celery_lifecycle.store.database import Database, Tx
@@ -78,7 +78,6 @@ class Objects:
                 if cleared != job:
                     held.write_job(cleared)
             if state.sealed:
-                tx.run(tx.sql.lift_all_dead, {"kind": ref.kind, "name": ref.name})
                 lines.lift_all(tx, ref)
             state = state.but(lines=None, not_before=None, not_before_count=0, sealed=False)
             state = self._without_missed(held, state.but(paused=None))
@@ -94,7 +93,10 @@ class Objects:
         params = {"object": state.id, "now": now}
         for row in held.tx.rows(held.tx.sql.overdue_schedules, params):
             job = job_of(held.ref, row)
-            waking = recurrence.wake(job, now)
+            try:
+                waking = recurrence.wake(job, now)
+            except ScheduleInvalid:  # its time zone is unknown here: the worker that is to run it decides
+                continue
             if waking.runs or (state.in_flight is not None and state.in_flight.job == job.id):
                 continue
             if waking.over:
@@ -123,7 +125,6 @@ class Objects:
             tx.run(tx.sql.delete_values, params)
             tx.run(tx.sql.delete_heartbeats, params)
             if state.sealed:
-                tx.run(tx.sql.lift_all_dead, {"kind": ref.kind, "name": ref.name})
                 lines.lift_all(tx, ref)
             held.save(derive(chain.destroyed(state), Agenda(), held.now()), Agenda())
             return True

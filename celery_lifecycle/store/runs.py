@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_lifecycle.config import Config
+from celery_lifecycle.errors import ScheduleInvalid
 from celery_lifecycle.model import ALARM, ALIVE, HOST, START, InFlight, Job, Link, ObjectState, Shipment, Why
 from celery_lifecycle.store import alarms, lines
 from celery_lifecycle.store.database import Database, Tx
@@ -52,6 +53,8 @@ class Begun:
     dead: Job | None = None
     why: Why | None = None
     waking: recurrence.Waking | None = None
+    put_back: Job | None = None
+    told: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,10 @@ class Runs:
             held.bury(job, Why.SEALED, now, error="sealed with its line, which died on other objects")
             held.remove_job(job.id)
             return self._pass(held, state.but(sealed=True), link, opened, dead=job, why=Why.SEALED)
-        waking = recurrence.wake(job, now)
+        try:
+            waking = recurrence.wake(job, now)
+        except ScheduleInvalid as error:
+            return self._not_understood(held, state, link, opened, job, now, error)
         if not waking.runs:
             if waking.over:
                 held.bury(job, Why.MISFIRED, now, details=waking.dropped)
@@ -191,6 +197,18 @@ class Runs:
         held.save(state.but(queue=state.queue or job.queue), None)
         return replace(opened, state=state, job=job, now=now, waking=waking)
 
+    def _not_understood(
+        self, held: Locked, state: ObjectState, link: Link, opened: Begun, job: Job, now: int, error: Exception
+    ) -> Begun:
+        """A schedule that this process can't read, for it lacks its time zone: as a job of an unknown task."""
+        again = run.not_understood(job, now, round(self.config.unknown_task_grace * 1000))
+        if again is None:
+            held.bury(job, Why.FAILED, now, error=str(error))
+            held.remove_job(job.id)
+            return self._pass(held, state, link, opened, dead=job, why=Why.FAILED)
+        held.write_job(again)
+        return self._pass(held, state, link, opened, put_back=job, told=str(error))
+
     def _boards(self, held: Locked, job: Job, worker: Worker, now: int) -> bool:
         """At most one suspect runs per worker instance: one that finds another there comes back a little later."""
         if job.suspect_on is None or job.suspect_on == worker.instance:
@@ -208,7 +226,7 @@ class Runs:
         if waking.dropped:
             held.record_misfire(job, now, waking.dropped)
         state = state.but(versions=state.versions + 1)
-        held.write_job(waking.job._replace(version=state.versions))
+        held.write_job(waking.job._replace(version=state.versions, unknown_since_ms=None))
         return state
 
     def _begin_alarm(
@@ -237,22 +255,29 @@ class Runs:
         held.save(started, None)
         return replace(opened, state=started, job=triggered, alarm=True, now=now)
 
-    def enter(self, link: Link, token: str, begun: Begun) -> bool:
-        """`on_start` has ended well: put the job itself in flight. False if the run was ended meanwhile."""
+    def enter(self, link: Link, token: str, begun: Begun) -> Begun | None:
+        """`on_start` has ended well: put the job itself in flight. None if the run was ended meanwhile.
 
-        def work(tx: Tx) -> bool:
+        What `on_start` took out, moved or replaced is passed over, as a link is that comes too late.
+        """
+
+        def work(tx: Tx) -> Begun | None:
             held = lock_by_id(tx, link.object_id, self.config.chain_length)
             if held is None or not run.may_finish(held.state, link, token):
-                return False
+                return None
             flight = held.state.in_flight
             assert flight is not None
+            now, job = held.job(link.job)
+            gone = not begun.alarm and (job is None or job.version != flight.version)
+            if gone or flight.final:
+                state = held.state.but(in_flight=None, step=link.position)
+                passed = replace(begun, state=state, job=None, alarm=False, now=now)
+                return self._pass(held, state, replace(link, last=link.last or flight.final), passed)
             job_id = ALARM if begun.alarm else begun.job.id if begun.job else flight.job
             line = ALARM if begun.alarm else begun.job.line if begun.job else flight.line
-            state = run.entered(
-                held.state, replace(flight, job=job_id, line=line, carrier=None), self.config, held.now()
-            )
+            state = run.entered(held.state, replace(flight, job=job_id, line=line, carrier=None), self.config, now)
             held.save(state, None)
-            return True
+            return begun
 
         return self.database.run(work)
 

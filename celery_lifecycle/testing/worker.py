@@ -93,7 +93,7 @@ class InProcessWorker:
             Died: the running job was hung, and was stopped.
         """
         for running in self.running:
-            running.request.time_start = time.time() - (self._now_ms() - running.since_ms) / 1000
+            running.request.accepted_at = time.monotonic() - (self._now_ms() - running.since_ms) / 1000
         self._renewer._round()
         if self.running and self.running[-1].fenced:
             raise Died(Cause.CRASH)

@@ -9,11 +9,18 @@ from celery_lifecycle.config import Config
 from celery_lifecycle.model import ObjectState, Shipment
 from celery_lifecycle.transitions.derive import Agenda, derive, due_links
 
+QUEUED_AT_MOST = 12
+"""Times `lifecycle_patience_max` (5 minutes by default) that a long queue may lengthen the patience to: an hour."""
+
 
 def patience(state: ObjectState, config: Config, more: int = 0) -> int:
-    """How long (ms) a chain is waited for before it is sent again; `more` sendings come on top of those counted."""
+    """How long (ms) a chain is waited for before it is sent again; `more` sendings come on top of those counted.
+
+    A long queue makes it longer, so that copies do not pile up in it; a weekend without workers was no queue.
+    """
     doublings = min(max(state.sent_count + more - 1, 0), 30)
-    return max(min(config.backup_ms << doublings, config.patience_max_ms), 2 * state.queue_wait)
+    queued = min(2 * state.queue_wait, QUEUED_AT_MOST * config.patience_max_ms)
+    return max(min(config.backup_ms << doublings, config.patience_max_ms), queued)
 
 
 class Claim(NamedTuple):

@@ -7,9 +7,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from celery_lifecycle.model import Job, ObjectRef
+from celery_lifecycle.errors import ScheduleInvalid
+from celery_lifecycle.model import InFlight, Job, ObjectRef
 from celery_lifecycle.timing.instants import from_millis, to_millis
 from celery_lifecycle.timing.schedule import Dropped, ScheduleSpec, first_due, next_due, on_wake
+
+UNREADABLE_MS = 60_000
+"""When a schedule whose time zone is unknown here is looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,9 @@ def wake(job: Job, now: int, begun: bool = False) -> Waking:
     spec = spec_of(job)
     if spec is None:
         return Waking(job, scheduled_for=job.due_ms)
-    met = on_wake(spec, now, due_at=job.due_ms, begun=begun or job.attempt > 0 or job.strikes > 0)
+    # One that was put back, for no worker knew its task, was not moved on purpose.
+    due = job.due_ms if job.unknown_since_ms is None else None
+    met = on_wake(spec, now, due_at=due, begun=begun or job.attempt > 0)
     dropped = _told(met.dropped)
     if met.run:
         stored = job._replace(schedule_json=dumped(met.spec)) if met.must_store else job
@@ -58,6 +64,14 @@ def wake(job: Job, now: int, begun: bool = False) -> Waking:
         return Waking(job, False, True, met.scheduled_for, False, dropped)
     moved = job._replace(due_ms=met.due_at, schedule_json=dumped(met.spec), attempt=0)
     return Waking(moved, False, False, met.scheduled_for, False, dropped)
+
+
+def with_begun(job: Job, flight: InFlight) -> Job:
+    """A job whose run is ended with it in flight: the occurrence has begun, so it is run again, and for the same time."""
+    spec = spec_of(job)
+    if spec is None or (job.id, job.version) != (flight.job, flight.version):
+        return job
+    return job._replace(schedule_json=dumped(replace(spec, begun=True)))
 
 
 def planned(spec: ScheduleSpec, ref: ObjectRef, job_id: str, now: int) -> tuple[int, str]:
@@ -131,7 +145,10 @@ def following(job: Job, now: int, started_ms: int | None = None) -> Following | 
     spec = spec_of(job)
     if spec is None:
         return None
-    after = next_due(spec, now, started_at=started_ms)
+    try:
+        after = next_due(spec, now, started_at=started_ms)
+    except ScheduleInvalid:  # the next time is found by a process that knows the time zone
+        return Following(now + UNREADABLE_MS, job.schedule_json or "")
     if after is None:
         return None
     return Following(after.due_at, dumped(after.spec), after.passed_intervals, _told(after.dropped))

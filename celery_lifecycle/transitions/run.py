@@ -73,6 +73,15 @@ def is_due(state: ObjectState, job: Job | None, now: int) -> bool:
     return job.id.startswith(HOOK_PREFIX) or state.not_before is None or state.not_before <= now
 
 
+def not_understood(job: Job, now: int, grace_ms: int) -> Job | None:
+    """A job that this worker can't run as it stands: put back with a doubling delay; None: its grace is over."""
+    since = job.unknown_since_ms if job.unknown_since_ms is not None else now
+    if now - since >= grace_ms:
+        return None
+    wait = min(max(1000, now - since), 60_000)
+    return unmarked(job._replace(unknown_since_ms=since, due_ms=now + wait))
+
+
 def started(state: ObjectState, flight: InFlight, worker: Worker, now: int, config: Config) -> ObjectState:
     """The durable "attempt has started": in flight, under a lease."""
     lease = now + config.lease_ms

@@ -1,6 +1,7 @@
 """Ends that are not the usual ones: text no database takes, limits while waiting, copies of promised ids, hooks, destroyed objects."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
@@ -529,3 +530,83 @@ def test_a_class_that_can_not_be_made_fails_its_jobs_and_its_alarm(harness: Harn
     assert [dead.reason for dead in bad.dead_jobs()] == ["failed", "failed"]
     assert len(harness.ran) < 20
     assert lifecycle.store.objects.find(bad.ref) is None
+
+
+# --- what on_start takes out of the run
+
+
+@pytest.mark.parametrize("what", ["cancel", "reschedule", "replace", "destroy"])
+def test_what_on_start_takes_out_moves_or_replaces_is_not_run_as_it_was(
+    harness: Harness, world: World, what: str
+) -> None:
+    payloads: list[Any] = []
+
+    def change(thing: Any) -> None:
+        match what:
+            case "cancel":
+                assert thing.jobs.cancel("g")
+            case "reschedule":
+                thing.jobs.reschedule("g", delay=50)
+            case "replace":
+                thing.jobs.push("go", id="g", payload="new", delay=50)
+            case "destroy":
+                thing.destroy()
+        world.start = lambda thing: None
+
+    world.start = change
+    world.does = lambda ctx: payloads.append(ctx.payload)
+    thing = world.Thing("a")
+    thing.jobs.push("go", id="g", payload="old")
+    if what != "destroy":
+        thing.jobs.push("go", id="h", payload="beside", delay=0.001)
+    harness.advance(10)
+    assert payloads == ([] if what == "destroy" else ["beside"])
+    harness.advance(60)
+    assert payloads[1:] == {"reschedule": ["old"], "replace": ["new"]}.get(what, [])
+    assert harness.lifecycle.store.objects.find_many() == []
+
+
+# --- a job's own threads
+
+
+def test_a_loop_that_pushes_from_a_thread_of_its_job_is_sealed(harness: Harness, world: World) -> None:
+    def again(ctx: Any) -> None:
+        pushed = threading.Thread(target=lambda: ctx.jobs.push("go", id=f"n{len(world.called)}", delay=1))
+        pushed.start()
+        pushed.join()
+        harness.die()
+
+    world.does = again
+    plain = world.Plain("a")
+    plain.jobs.push("go", id="n0")
+    harness.advance(600)
+    assert sum(name.startswith("n") for name in world.called) == 3
+    assert {dead.reason for dead in plain.dead_jobs()} == {"sealed"}
+
+
+# --- seals of lines that began on another object
+
+
+@pytest.mark.parametrize("how", ["resume", "destroy"])
+def test_resume_and_destroy_lift_the_seal_of_a_line_that_began_elsewhere(
+    harness: Harness, lifecycle: Lifecycle, how: str
+) -> None:
+    ran: list[str] = []
+
+    @lifecycle.app.task(base=LifecycleTask, name="loop", shared=False)
+    def loop(number: int) -> None:
+        ran.append(f"n{number}")
+        if number < 3:
+            loop.push(payload=[number + 1], id=f"n{number + 1}")
+            harness.die()
+
+    loop.push(payload=[0], id="n0")
+    harness.advance(600)
+    sealed = [dead.job.object for dead in lifecycle.store.dead.list() if dead.reason == "sealed"]
+    assert sealed
+    ran.clear()
+    thing = lifecycle.object(sealed[0].kind, sealed[0].name)
+    thing.resume() if how == "resume" else thing.destroy()
+    loop.push(payload=[7], id="n1")
+    harness.advance(600)
+    assert ran

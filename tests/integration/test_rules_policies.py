@@ -1,5 +1,6 @@
 """Rules of policies: singleflight, exclusive, slow jobs, backlogs, tasks and owners that nobody knows."""
 
+import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -58,6 +59,26 @@ def test_a_job_that_runs_longer_than_its_hung_timeout_is_reported_as_slow_once_a
     assert (fact["object"], fact["job"], fact["fenced"]) == (cart.ref, "g", False)
     assert 30 <= fact["seconds"] <= 36
     assert [ran.state for ran in harness.ran] == ["SUCCESS", "SUCCESS"]
+
+
+def test_a_clock_of_the_machine_that_is_set_makes_no_job_hung(
+    harness: Harness, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of an hour, as after a virtual machine's sleep: the time that a job has run goes by a clock that nobody sets."""
+    cart = world.Cart("a")
+
+    def does(ctx: Any) -> None:
+        monkeypatch.setattr(time, "time", lambda: time.monotonic() + 2e9)
+        try:
+            harness.advance(20)
+        finally:
+            monkeypatch.undo()
+
+    world.does = does
+    cart.jobs.push("single", id="s")
+    harness.run_due()
+    assert harness.sent("job_slow_dispatch") == []
+    assert world.called == ["s", "on_alarm"]
 
 
 def test_hung_timeout_of_a_push_goes_before_the_setting(harness: Harness, world: World) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from celery_lifecycle import YIELD, Capability, LifecycleObject, Reschedule, RetryPolicy, lifecycle_job, signals
+from celery_lifecycle.errors import ScheduleInvalid
 from celery_lifecycle.model import Cause, DeadJob, Why
 from celery_lifecycle.store.ends import End
 from tests.support.bench import Bench, bench
@@ -198,6 +199,97 @@ def test_a_link_that_was_revoked_while_it_waited_leaves_its_schedule(shop: Bench
     shop.store.ends.skip(links_of(chain)[0], Why.REVOKED)
     assert [one.reason for one in shop.dead("cart", "user-42")] == ["revoked"]
     assert cart.get_schedule("hourly").time == at("2026-03-01T14:00:00")
+
+
+def begin_one(shop: Bench) -> Any:
+    """A worker takes the chain that is due and begins its first link."""
+    (chain,) = shop.store.claims.claim("celery", *_idle(), 10).shipments
+    (link,) = links_of(chain)
+    begun = shop.store.runs.begin(link, _calling(), shop.runner.worker)
+    return replace(link, token=begun.token)
+
+
+@pytest.mark.parametrize("end", [End.PUT_BACK, End.DIED])
+def test_the_occurrence_that_a_deploy_or_a_death_interrupts_is_run_again_for_its_own_time(
+    shop: Bench, cart: Any, diary: Diary, end: End
+) -> None:
+    cart.schedule("0 * * * *", "poll", id="hourly")
+    shop.to("2026-03-01T13:00:00+00:00")
+    link = begin_one(shop)
+    shop.to("2026-03-01T14:05:00+00:00")
+    shop.store.ends.end(link, shop.runner.worker, end, Cause.CRASH)
+    shop.run_until("2026-03-01T14:30:00+00:00")
+    assert [entry[1] for entry in diary.entries] == ["01 13:00:00", "01 14:00:00"]
+    assert misfires(shop) == []
+
+
+def test_a_strike_that_is_left_over_does_not_excuse_later_occurrences(shop: Bench, cart: Any, diary: Diary) -> None:
+    cart.schedule("0 * * * *", "poll", id="hourly", misfire="skip")
+    shop.to("2026-03-01T13:00:00+00:00")
+    shop.store.ends.end(begin_one(shop), shop.runner.worker, End.DIED, Cause.CRASH)
+
+    def fail(ctx: Any) -> None:
+        raise ValueError
+
+    diary.does = fail
+    shop.run_until("2026-03-01T13:30:00+00:00")
+    shop.to("2026-03-01T18:35:00+00:00")
+    shop.run_until("2026-03-01T19:10:00+00:00")
+    assert [entry[1] for entry in diary.entries] == ["01 13:00:00", "01 19:00:00"]
+
+
+def test_a_schedule_whose_task_was_unknown_for_a_while_keeps_to_its_misfire_rule(
+    shop: Bench, cart: Any, diary: Diary
+) -> None:
+    cart.schedule("*/5 * * * *", "poll", id="often", misfire="skip")
+    shop.to("2026-03-01T12:05:00+00:00")
+    while shop.now < at("2026-03-01T12:09:40"):
+        for chain in shop.store.claims.claim("celery", *_idle(), 10).shipments:
+            shop.store.ends.skip(links_of(chain)[0], Why.UNKNOWN_TASK)
+        shop.clock.forward(1)
+    shop.run_until("2026-03-01T12:12:00+00:00")
+    assert [entry[1] for entry in diary.entries] == ["01 12:10:00"]
+    assert [dead.details["count"] for dead in misfires(shop)] == [1]
+
+
+def test_a_job_that_was_moved_has_its_grace_anew(shop: Bench, cart: Any) -> None:
+    cart.jobs.push("poll", id="job", delay=1)
+    shop.clock.forward(1)
+    (chain,) = shop.store.claims.claim("celery", *_idle(), 10).shipments
+    shop.store.ends.skip(links_of(chain)[0], Why.UNKNOWN_TASK)
+    cart.jobs.reschedule("job", delay=3600)
+    shop.clock.forward(3600)
+    (chain,) = shop.store.claims.claim("celery", *_idle(), 10).shipments
+    dead, _ = shop.store.ends.skip(links_of(chain)[0], Why.UNKNOWN_TASK)
+    assert dead is None
+    assert cart.jobs.get("job") is not None
+
+
+def test_a_schedule_whose_zone_a_worker_does_not_know_holds_up_nobody(
+    shop: Bench, cart: Any, diary: Diary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image with the new tz data lacks a name of old: as with a task that a worker does not know."""
+    cart.schedule("0 * * * *", "poll", id="hourly", timezone="US/Pacific")
+    cart.jobs.push("poll", id="healthy", delay=3601)
+
+    def unknown(spec: Any) -> Any:
+        raise ScheduleInvalid("no time zone 'US/Pacific' here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("celery_lifecycle.timing.spec.ScheduleSpec.parsed", unknown)
+        shop.run_until("2026-03-01T13:05:00+00:00")
+        assert [entry[0] for entry in diary.entries] == ["01 13:00:01"]
+        cart.pause()
+        cart.resume()
+        assert cart.get_schedule("hourly") is not None
+    shop.run_until("2026-03-01T13:09:00+00:00")
+    assert diary.entries[1][1] == "01 13:00:00"
+    with monkeypatch.context() as patched:
+        patched.setattr("celery_lifecycle.timing.spec.ScheduleSpec.parsed", unknown)
+        shop.run_until("2026-03-01T14:30:00+00:00")
+    (dead,) = shop.dead("cart", "user-42")
+    assert (dead.reason, dead.error) == ("failed", "no time zone 'US/Pacific' here")
+    assert shop.store.objects.find(cart.ref) is None
 
 
 def _idle() -> tuple[Any]:

@@ -5,8 +5,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from celery import Celery
+
 import celery_lifecycle
 from celery_lifecycle.config import Config
+from celery_lifecycle.dispatch import Sender
 from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import ObjectRef
 from celery_lifecycle.store import Store
@@ -45,6 +48,30 @@ def test_a_child_forked_in_the_middle_of_a_transaction_of_another_thread_can_wri
     store.objects.put_values(ObjectRef("thing", "parent"), {"key": "1"})
     assert {state.name for state in store.objects.find_many()} == {"during", "after", "parent"}
     store.close()
+
+
+def test_a_child_forked_while_another_thread_sends_can_send() -> None:
+    sender = Sender(Celery("forked", broker="memory://", set_as_current=False), "database")
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with sender._lock:
+            entered.set()
+            leave.wait(5)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert entered.wait(5)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if sender._lock.acquire(timeout=2) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    leave.set()
+    holder.join()
+    sender.close()
 
 
 def test_nothing_is_computed_under_a_lock_that_a_fork_could_take_along():

@@ -47,9 +47,9 @@ class ChainChecks:
         self.sendings[new.id] += 1
         self.facts.stats["sendings"] += 1
         doublings = min(self.sendings[new.id] - 1, 20)
-        least = max(
-            min(self.facts.config.backup_ms << doublings, self.facts.config.patience_max_ms), 2 * new.queue_wait
-        )
+        config = self.facts.config
+        queued = min(2 * new.queue_wait, 12 * config.patience_max_ms)
+        least = max(min(config.backup_ms << doublings, config.patience_max_ms), queued)
         until = new.lease_until if revived else new.sent_until
         if until is None or until < self.facts.now + least:
             self.facts.fail(

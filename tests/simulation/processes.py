@@ -67,7 +67,7 @@ class SimRequest(LifecycleRequest, Quiet):
         self._hostname = child.name
         self.id = headers["id"]
         self.worker_pid = child.pid
-        self.time_start = child.world.process_clock.time()  # type: ignore[attr-defined]
+        self.accepted_at = child.world.process_clock.monotonic()  # type: ignore[attr-defined]
 
 
 class Child(Process):

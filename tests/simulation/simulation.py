@@ -377,7 +377,7 @@ class Simulation:
     def plain(self, task: Any, script: Any) -> Any:
         from celery_lifecycle.deployment import current_run
 
-        run = current_run.get()
+        run = current_run()
         assert run is not None
         return self._play(None, None, script, None)
 

@@ -9,7 +9,7 @@ from typing import Any
 from celery_lifecycle.model import Job
 from celery_lifecycle.timing.spec import ScheduleSpec, jitter_offset, spec_every, spec_for
 from celery_lifecycle.transitions import recurrence
-from tests.support.protocol import CART, job
+from tests.support.protocol import CART, flight, job
 
 MINUTE = 60_000
 NOON = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1000)
@@ -51,7 +51,8 @@ def test_a_catch_up_is_remembered_in_the_row_so_that_a_second_attempt_knows_it()
 def test_a_run_that_has_begun_is_not_judged_again_even_if_its_row_does_not_say_so() -> None:
     hourly = saved(spec_for("0 * * * *", misfire="skip"))
     assert recurrence.wake(hourly, NOON + 100 * MINUTE).runs is False
-    for begun in (hourly._replace(attempt=1), hourly._replace(strikes=1)):
+    in_flight = flight(hourly.id, version=hourly.version)
+    for begun in (hourly._replace(attempt=1), recurrence.with_begun(hourly, in_flight)):
         assert recurrence.wake(begun, NOON + 100 * MINUTE).runs is True
     assert recurrence.wake(hourly, NOON + 100 * MINUTE, begun=True).scheduled_for == hourly.due_ms
 

@@ -57,6 +57,11 @@ def test_patience_is_at_least_twice_the_queue_wait_the_object_saw_last():
     assert chain.patience(state(sent_count=1, queue_wait=15_000), CONFIG) == 30_000
 
 
+def test_a_weekend_without_workers_does_not_make_the_next_lost_message_cost_five_days():
+    assert chain.patience(state(sent_count=1, queue_wait=60 * 3_600_000), CONFIG) == 3_600_000
+    assert chain.patience(state(sent_count=99, queue_wait=60 * 3_600_000), CONFIG) == 3_600_000
+
+
 def test_a_sent_chain_with_nothing_due_any_more_is_forgotten():
     """D32: it must not be claimed again at each tick."""
     jobs = agenda(brief("a", LATER))

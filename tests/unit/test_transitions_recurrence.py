@@ -1,9 +1,11 @@
 """Where schedules meet the protocol: what a wake means, what follows a run, what is told of it."""
 
+from dataclasses import replace
+
 from celery_lifecycle.timing.instants import from_millis
 from celery_lifecycle.timing.schedule import first_due, spec_every, spec_for
 from celery_lifecycle.transitions import recurrence
-from tests.support.protocol import NOW, job
+from tests.support.protocol import NOW, flight, job
 
 MINUTE = 60_000
 
@@ -55,8 +57,12 @@ def test_a_catch_up_remembers_the_occurrence_it_stands_for():
 
 def test_a_struck_or_failed_occurrence_is_not_taken_for_a_missed_one():
     hourly = scheduled(spec_for("0 * * * *", misfire="skip", timezone="UTC"))
-    for begun in ({"strikes": 1}, {"attempt": 1}):
-        assert recurrence.wake(hourly._replace(**begun), hourly.due_ms + 50 * MINUTE).runs
+    late, in_flight = hourly.due_ms + 50 * MINUTE, flight(hourly.id, version=hourly.version)
+    assert recurrence.wake(recurrence.with_begun(hourly, in_flight), late).runs
+    assert recurrence.wake(hourly._replace(attempt=1), late).runs
+    # A strike of an earlier occurrence says nothing of this one; nor does a run that a newer change has replaced.
+    assert not recurrence.wake(hourly._replace(strikes=1), late).runs
+    assert recurrence.with_begun(hourly, replace(in_flight, version=hourly.version + 1)) == hourly
 
 
 def test_a_date_that_has_run_is_over():
