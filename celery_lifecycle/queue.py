@@ -114,7 +114,9 @@ def store_drafted(deployment: Deployment, draft: Draft, session: Any = None, con
     """Store a draft: in the transaction of a session or connection if one is given, else in one of its own."""
     if session is None and connection is None:
         return store_push(deployment, draft)
-    return store_many(deployment, [draft], session, connection)[0]
+    if session is not None:
+        return _told(push_in_session(deployment, session, [_settled(draft)]))[0]
+    return store_many(deployment, [draft], None, connection)[0]
 
 
 def _told(jobs: list[Job]) -> list[Job]:
@@ -235,7 +237,7 @@ def store_many(
     """Store many drafts in one transaction, locking their objects in (kind, name) order."""
     drafts, run = [_settled(draft) for draft in drafts], current_run()
     if session is not None:
-        return _told(push_in_session(deployment, session, drafts))
+        return _told(push_in_session(deployment, session, drafts, sends=False))
     if connection is not None:
         return _told(push_in_connection(deployment, connection, drafts))
     return _told(deployment.store.jobs.push_many(drafts, run.pusher if run else None))

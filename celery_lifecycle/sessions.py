@@ -15,24 +15,29 @@ from celery_lifecycle.model import Job, ObjectRef
 from celery_lifecycle.store.jobs import Draft
 
 _KEY = "celery_lifecycle"
+SEND_FOR = 1.0
 
 
 class _Pending:
-    """What a session has pushed and not yet committed."""
+    """What a session has pushed and not yet committed: per deployment the objects to send, and the queues they go to."""
 
-    def __init__(self, deployment: Deployment) -> None:
-        self.deployment = deployment
-        self.refs: dict[ObjectRef, None] = {}
+    def __init__(self) -> None:
+        self.refs: dict[Deployment, dict[ObjectRef, str]] = {}
         self.root_commit = False
 
 
-def push_in_session(deployment: Deployment, session: Session, drafts: Sequence[Draft]) -> list[Job]:
-    """Store drafts in the session's transaction; what is due is claimed and sent after its root commit."""
+def push_in_session(deployment: Deployment, session: Session, drafts: Sequence[Draft], sends: bool = True) -> list[Job]:
+    """Store drafts in the session's transaction; what is due is claimed and sent after its root commit.
+
+    `sends`: if not, all of it is left to beat.
+    """
     connection = session.connection()
     jobs = push_in_connection(deployment, connection, drafts)
+    if not sends:
+        return jobs
     pending = session.info.get(_KEY)
     if pending is None:
-        pending = session.info[_KEY] = _Pending(deployment)
+        pending = session.info[_KEY] = _Pending()
         event.listen(session, "after_commit", _after_commit)
     if _KEY not in connection.info or connection.info[_KEY] is not pending:
         connection.info[_KEY] = pending
@@ -40,7 +45,7 @@ def push_in_session(deployment: Deployment, session: Session, drafts: Sequence[D
     pending.root_commit = False
     for draft in drafts:
         if draft.due_at_once:
-            pending.refs[draft.ref] = None
+            pending.refs.setdefault(deployment, {})[draft.ref] = draft.queue
     return jobs
 
 
@@ -93,16 +98,18 @@ def _after_commit(session: Session) -> None:
     pending = session.info.get(_KEY)
     if not isinstance(pending, _Pending) or not pending.root_commit:
         return
-    refs, pending.refs, pending.root_commit = list(pending.refs), {}, False
-    for ref in refs:
-        _send(pending.deployment, ref)
+    refs, pending.refs, pending.root_commit = pending.refs, {}, False
+    for deployment, its in refs.items():
+        _send(deployment, its)
 
 
-def _send(deployment: Deployment, ref: ObjectRef) -> None:
-    """The caller's commit is done: whatever fails now is left to beat."""
+def _send(deployment: Deployment, refs: dict[ObjectRef, str]) -> None:
+    """The caller's commit is done, and must not be held: whatever fails now, or takes long, is left to beat."""
     try:
-        shipment = deployment.store.claims.claim_named(ref)
-        if shipment is not None:
-            deployment.send([shipment])
+        fitting = [ref for ref, queue in refs.items() if deployment.has_room(queue)]
+        shipments = deployment.store.claims.claim_several(fitting, SEND_FOR) if fitting else []
+        if shipments:
+            deployment.send(shipments)
     except LifecycleError as error:
-        events.database_failed(f"{ref} was stored, but could not be sent at once; beat will", error)
+        told = f"{next(iter(refs))}" if len(refs) == 1 else f"{len(refs)} objects"
+        events.database_failed(f"{told} had a job stored, but could not be sent at once; beat will", error)

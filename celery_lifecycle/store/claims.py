@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from celery_lifecycle.config import Config
@@ -140,9 +142,12 @@ class Claims:
             rows = [dict(zip(CLAIMED_COLUMNS, _claimed_columns(state), strict=True)) for state in states]
             tx.run_many(tx.sql.update_claimed, rows)
 
-    def claim_one(self, tx: Tx, ref: ObjectRef) -> Shipment | None:
-        """Inside a pusher's transaction: claim one object whose jobs are due, if it has no open run and no chain on its way."""
-        held = lock_by_name(tx, ref, self.config.chain_length)
+    def claim_one(self, tx: Tx, ref: ObjectRef, waits: bool = True) -> Shipment | None:
+        """Inside a pusher's transaction: claim one object whose jobs are due, if it has no open run and no chain on its way.
+
+        `waits`: if not, a row that somebody else holds is left alone.
+        """
+        held = lock_by_name(tx, ref, self.config.chain_length, waits)
         if held is None or held.state.phase is not Phase.IDLE:
             return None
         now, agenda, _ = held.agenda()
@@ -154,6 +159,19 @@ class Claims:
     def claim_named(self, ref: ObjectRef) -> Shipment | None:
         """`claim_one` in a transaction of its own."""
         return self.database.run(self.claim_one, ref)
+
+    def claim_several(self, refs: Sequence[ObjectRef], seconds: float) -> list[Shipment]:
+        """`claim_one` for several objects in one transaction. It waits for no row that others hold, so their order is free.
+
+        Those that are not reached within the time are left to beat.
+        """
+
+        def work(tx: Tx) -> list[Shipment]:
+            until = time.monotonic() + seconds
+            claimed = (self.claim_one(tx, ref, waits=False) for ref in refs if time.monotonic() < until)
+            return [shipment for shipment in claimed if shipment is not None]
+
+        return self.database.run(work)
 
     def release(self, shipments: list[Shipment], back_off_ms: int) -> int:
         """Take back chains that could not be sent, so that they are sent again after the back-off.

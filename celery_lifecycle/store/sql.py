@@ -73,6 +73,7 @@ class Sql:
         # --- objects
         self.lock_object = self._(f"SELECT {columns} FROM {o} WHERE id = :object{lock}")
         self.lock_named = self._(f"SELECT {columns} FROM {o} WHERE kind = :kind AND name = :name{lock}")
+        self.lock_named_if_free = self._(f"SELECT {columns} FROM {o} WHERE kind = :kind AND name = :name{skip}")
         self.find_named = self._(f"SELECT {columns} FROM {o} WHERE kind = :kind AND name = :name")
         self.list_objects = self._(
             f"SELECT {columns} FROM {o} WHERE (:kind IS NULL OR kind = :kind) AND id > :after ORDER BY id LIMIT :limit"

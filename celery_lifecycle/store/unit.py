@@ -168,10 +168,11 @@ def lock_by_id(tx: Tx, object_id: int, length: int) -> Locked | None:
     return Locked(tx, object_of(row), length) if row is not None else None
 
 
-def lock_by_name(tx: Tx, ref: ObjectRef, length: int) -> Locked | None:
-    """Lock the row of a named object; None if there is none."""
+def lock_by_name(tx: Tx, ref: ObjectRef, length: int, waits: bool = True) -> Locked | None:
+    """Lock the row of a named object; None if there is none, or, unless it `waits`, if somebody else holds it."""
+    statement = tx.sql.lock_named if waits else tx.sql.lock_named_if_free
     try:
-        row = tx.row(tx.sql.lock_named, {"kind": ref.kind, "name": ref.name})
+        row = tx.row(statement, {"kind": ref.kind, "name": ref.name})
     except LockTimeout as error:
         raise _held(str(ref)) from error
     return Locked(tx, object_of(row), length) if row is not None else None

@@ -22,10 +22,12 @@ class Recorder(Lifecycle):
 
     def __init__(self, *args, **kwargs):
         self.sent = []
+        self.sends = 0
         super().__init__(*args, **kwargs)
 
     def send(self, shipments):
         self.sent += [(chain.ref, [job.id for job in chain.jobs]) for chain in shipments]
+        self.sends += 1
         return len(shipments)
 
 
@@ -186,6 +188,68 @@ def test_many_pushes_of_one_transaction_are_stored_together(lifecycle, cart, eng
         cart.jobs.push_many([Push(TASK, id=f"j{n}", delay=n) for n in range(5)], session=session)
         session.commit()
     assert ids(lifecycle) == [job.id for job in jobs]
+
+
+def test_push_many_of_a_session_leaves_what_is_due_to_beat(lifecycle, cart, engine):
+    with Session(engine) as session:
+        cart.jobs.push_many([Push(TASK, id=f"j{n}") for n in range(5)], session=session)
+        session.commit()
+    assert (len(ids(lifecycle)), lifecycle.sent) == (5, [])
+    assert lifecycle.store.objects.find(CART).phase is Phase.IDLE
+
+
+def test_the_pushes_of_a_session_are_sent_together(lifecycle, engine):
+    """A broker that does not answer holds the caller's commit once, not once for each object."""
+    with Session(engine) as session:
+        for number in range(10):
+            lifecycle.object("cart", f"cart-{number}").jobs.push(TASK, session=session)
+        session.commit()
+    assert (len(lifecycle.sent), lifecycle.sends) == (10, 1)
+
+
+def test_pushes_of_a_session_that_find_the_window_full_are_left_to_beat(database_url, engine, lifecycle):
+    narrow = Recorder(
+        Celery("narrow", broker="memory://", set_as_current=False), database_url=database_url, dispatch_window=3
+    )
+    with Session(engine) as session:
+        for number in range(10):
+            narrow.object("cart", f"cart-{number}").jobs.push(TASK, session=session)
+        session.commit()
+    assert len(narrow.sent) == narrow.store.claims.count_sent(QUEUE) == 3
+    narrow.close()
+
+
+def test_an_eager_app_sends_no_push_of_a_session(lifecycle, cart, engine):
+    lifecycle.app.conf.task_always_eager = True
+    with Session(engine) as session:
+        cart.jobs.push(TASK, id="a", session=session)
+        session.commit()
+    assert (ids(lifecycle), lifecycle.sent) == (["a"], [])
+    assert lifecycle.store.objects.find(CART).phase is Phase.IDLE
+
+
+def test_pushes_of_two_lifecycles_in_one_session_are_sent_by_each(lifecycle, cart, engine, database_url):
+    other = Recorder(
+        Celery("other", broker="memory://", set_as_current=False), database_url=database_url, table_prefix="other_"
+    )
+    migrate(other.store.database)
+    with Session(engine) as session:
+        cart.jobs.push(TASK, id="a", session=session)
+        other.object("cart", "user-42").jobs.push(TASK, id="b", session=session)
+        session.commit()
+    assert (lifecycle.sent, other.sent) == ([(CART, ["a"])], [(CART, ["b"])])
+    other.close()
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+def test_a_row_that_somebody_holds_does_not_hold_the_claims_of_a_commit(lifecycle, cart, engine):
+    lifecycle.object("cart", "free").jobs.push_many([Push(TASK, id="a")])
+    cart.jobs.push_many([Push(TASK, id="a")])
+    with Session(engine) as session:
+        cart.jobs.push(TASK, id="b", session=session)
+        claimed = lifecycle.store.claims.claim_several([CART, ObjectRef("cart", "free")], 1.0)
+        assert [str(shipment.ref) for shipment in claimed] == ["cart/free"]
+        session.rollback()
 
 
 def test_a_push_of_an_id_twice_in_one_transaction_replaces_it(lifecycle, cart, engine):
