@@ -43,6 +43,11 @@ class Deployment(Protocol):
     def store(self) -> Store: ...
 
     @property
+    def database_id(self) -> str:
+        """The id of the job database."""
+        ...
+
+    @property
     def timezone(self) -> tzinfo:
         """The app's time zone, by which crons go that name none."""
         ...

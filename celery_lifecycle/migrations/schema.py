@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from celery_lifecycle.errors import DatabaseUnavailable, SchemaOutdated
+from celery_lifecycle.store.beats import Beats
 from celery_lifecycle.store.database import Database
 from celery_lifecycle.tables import make_tables
 
@@ -94,6 +95,7 @@ def migrate(database: Database, revision: str = "head") -> str:
             command.upgrade(_config(database, connection), revision)
     except (DBAPIError, OSError) as error:
         raise DatabaseUnavailable(f"The tables could not be made or upgraded: {error}") from error
+    Beats(database, database.config).database_id()  # from now on every transaction sees which database this is
     return current(database) or ""
 
 

@@ -8,11 +8,17 @@ from typing import Any
 
 from celery_lifecycle.breaker import fresh_lines
 from celery_lifecycle.config import Config
+from celery_lifecycle.errors import SchemaOutdated
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.rows import object_of
 from celery_lifecycle.store.unit import Locked
 from celery_lifecycle.store.watch import next_due
 from celery_lifecycle.transitions.derive import derive
+
+
+def _files(tx: Tx) -> list[str]:
+    """The files that a connection to SQLite has open."""
+    return [str(row[2]) for row in tx.rows("PRAGMA database_list")]
 
 
 class Beats:
@@ -23,17 +29,34 @@ class Beats:
         self.config = config
 
     def database_id(self) -> str:
-        """The id of this database, made by whoever asks first; every message carries it."""
+        """The id of this database, made with its tables, or by whoever asks first; every message carries it."""
 
-        def work(tx: Tx) -> str:
+        def look(tx: Tx) -> str | None:
             row = tx.row(tx.sql.get_meta, {"name": "id"})
-            if row is None:
-                tx.run(tx.sql.add_meta, {"name": "id", "value": secrets.token_hex(8)})
-                row = tx.row(tx.sql.get_meta, {"name": "id"})
-            assert row is not None
-            return str(row[0])
+            return str(row[0]) if row is not None else None
 
-        return self.database.run(work)
+        def make(tx: Tx) -> str:
+            tx.run(tx.sql.add_meta, {"name": "id", "value": secrets.token_hex(8)})
+            made = look(tx)
+            assert made is not None
+            return made
+
+        return self.database.look(look) or self.database.run(make)
+
+    def is_home_of(self, tx: Tx, database_id: str) -> bool:
+        """Whether a caller's transaction is in this database, whose id is given. Changes nothing.
+
+        True also where that can't be told: in SQLite's memory, and in a snapshot that was taken before there was an id.
+        """
+        if (
+            tx.sql.dialect == "sqlite"
+        ):  # to read a table could make the caller's transaction one that can't write any more
+            return bool(set(_files(tx)) & set(self.database.look(_files)))
+        try:
+            row = tx.row(tx.sql.get_meta, {"name": "id"})
+        except SchemaOutdated:
+            return False
+        return row is None or str(row[0]) == database_id
 
     def ticked(self, beat: str, data: dict[str, Any]) -> None:
         """Record that a beat has ticked, and the earliest alarm that it then saw.

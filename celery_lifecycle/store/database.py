@@ -16,7 +16,7 @@ from sqlalchemy.engine import Dialect
 
 from celery_lifecycle.beside import at_once, beside
 from celery_lifecycle.config import Config
-from celery_lifecycle.errors import ConfigurationError, DatabaseUnavailable, LockTimeout, SchemaOutdated
+from celery_lifecycle.errors import ConfigurationError, DatabaseUnavailable, LifecycleError, LockTimeout, SchemaOutdated
 from celery_lifecycle.store.sql import Sql
 
 T = TypeVar("T")
@@ -83,12 +83,30 @@ class Tx:
     def overlapping(self) -> Iterator[None]:
         """Statements that are started inside are on their way while their caller goes on, where the driver can (psycopg)."""
         pipeline = getattr(self._dialect.loaded_dbapi, "Pipeline", None)
-        can = pipeline is not None and pipeline.is_supported()
+        # A caller's connection may be what SQLAlchemy puts around an asynchronous one: that has no pipeline.
+        can = pipeline is not None and hasattr(self._connection, "pipeline") and pipeline.is_supported()
         try:
             with self._connection.pipeline() if can else contextlib.nullcontext():
                 yield
         except self._errors as error:
             raise translate(error, self._dialect, self._connection) from error
+
+    @contextlib.contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """In a caller's transaction: what the block writes is taken back if it raises, and nothing else is."""
+        if self.sql.dialect == "sqlite":
+            # Python's driver begins no transaction for a savepoint, and to release one outside of a transaction commits.
+            with contextlib.suppress(StatementRefused):  # it has begun one before
+                self.run("BEGIN IMMEDIATE")
+        self.run("SAVEPOINT celery_lifecycle")
+        try:
+            yield
+        except BaseException:
+            # After a deadlock, or with a connection that broke, there is no savepoint any more.
+            with contextlib.suppress(LifecycleError):
+                self.run("ROLLBACK TO SAVEPOINT celery_lifecycle")
+            raise
+        self.run("RELEASE SAVEPOINT celery_lifecycle")
 
     def start(self, statement: str, params: Mapping[str, Any]) -> Callable[[], list[Row]]:
         """Send a statement; what comes back waits for its rows."""

@@ -1,17 +1,20 @@
 """Pushes in the caller's own transaction: stored and sent if and only if the root commit happens (C24, D06, D19)."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 import sqlalchemy
 from celery import Celery
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_lifecycle import Lifecycle
 from celery_lifecycle.errors import ConfigurationError, LockTimeout, OwnerConflict, TimeInvalid
 from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import ObjectRef, Phase
 from celery_lifecycle.queue import Push
+from tests.support.databases import private_database
 from tests.support.protocol import QUEUE, TASK, Clock, Table, check_invariants
 
 CART = ObjectRef("cart", "user-42")
@@ -368,6 +371,124 @@ def test_a_session_of_another_kind_of_database_is_refused(lifecycle, cart):
     with pytest.raises(ConfigurationError, match=r"postgresql.*sqlite.*one database"):
         cart.jobs.push(TASK, connection=Elsewhere())
     other.dispose()
+
+
+def test_a_session_of_another_database_of_the_same_kind_is_refused(lifecycle, cart, tmp_path, database):
+    (tmp_path / "other").mkdir()
+    with private_database(database.kind, tmp_path / "other") as theirs:
+        other = Recorder(Celery("other", broker="memory://", set_as_current=False), database_url=theirs.url)
+        elsewhere = sqlalchemy.create_engine(theirs.url)
+        with Session(elsewhere) as session:
+            with pytest.raises(ConfigurationError, match=r"both are one database"):
+                cart.jobs.push(TASK, session=session)
+            session.rollback()
+            migrate(other.store.database)
+            with pytest.raises(ConfigurationError, match=r"both are one database"):
+                cart.jobs.push(TASK, session=session)
+            session.commit()
+        assert ids(other) == ids(lifecycle) == []
+        elsewhere.dispose()
+        other.close()
+
+
+@pytest.mark.databases("sqlite")
+def test_a_session_in_the_job_databases_file_by_another_path_is_taken(lifecycle, cart, tmp_path, database):
+    (tmp_path / "link.db").symlink_to(database.name)
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/link.db")
+    with Session(engine) as session:
+        cart.jobs.push(TASK, id="a", session=session)
+        session.commit()
+    assert ids(lifecycle) == ["a"]
+    engine.dispose()
+
+
+def test_a_session_without_a_transaction_is_refused(lifecycle, cart, database_url):
+    engine = sqlalchemy.create_engine(database_url, isolation_level="AUTOCOMMIT")
+    with Session(engine) as session, pytest.raises(ConfigurationError, match=r"AUTOCOMMIT"):
+        cart.jobs.push(TASK, delay=60, session=session)
+    with engine.connect() as connection, pytest.raises(ConfigurationError, match=r"AUTOCOMMIT"):
+        cart.jobs.push(TASK, delay=60, connection=connection)
+    assert ids(lifecycle) == []
+    engine.dispose()
+
+
+@pytest.mark.databases("sqlite")
+def test_a_session_whose_transactions_are_begun_by_hand_is_taken(lifecycle, cart, engine):
+    """What SQLAlchemy's documentation advises for savepoints with SQLite."""
+
+    @sqlalchemy.event.listens_for(engine, "connect")
+    def connect(connection, record):
+        connection.isolation_level = None
+
+    @sqlalchemy.event.listens_for(engine, "begin")
+    def begin(connection):
+        connection.exec_driver_sql("BEGIN")
+
+    engine.dispose()
+    with Session(engine) as session:
+        cart.jobs.push(TASK, id="a", session=session)
+        session.rollback()
+        cart.jobs.push_many([Push(TASK, id="b"), Push(TASK, id="c")], session=session)
+        session.rollback()
+        cart.jobs.push(TASK, id="d", session=session)
+        session.commit()
+    assert ids(lifecycle) == ["d"]
+
+
+def test_push_many_of_a_session_stores_all_or_none(lifecycle, cart, engine):
+    """What the caller wrote before stays, and his transaction can be used on."""
+    lifecycle.store.jobs.push(
+        Table.draft(Table.__new__(Table), "theirs", CART)._replace(owner="mailer", delay_ms=60_000)
+    )
+    with Session(engine) as session:
+        pushes = [Push(TASK, id="a"), Push(TASK, id="theirs"), Push(TASK, id="b")]
+        with pytest.raises(OwnerConflict):
+            cart.jobs.push_many(pushes, session=session)
+        order(session, 1)
+        with pytest.raises(OwnerConflict):
+            cart.jobs.push_many(pushes, session=session)
+        cart.jobs.push(TASK, id="c", session=session)
+        session.commit()
+    assert (orders(engine), set(ids(lifecycle))) == (1, {"theirs", "c"})
+    with Session(engine) as session:
+        cart.jobs.push_many([Push(TASK, id="d"), Push(TASK, id="e")], session=session)
+        session.rollback()
+    assert set(ids(lifecycle)) == {"theirs", "c"}
+
+
+def test_a_scoped_session_is_the_session_of_its_scope(lifecycle, cart, engine):
+    scoped = scoped_session(sessionmaker(engine))
+    cart.jobs.push(TASK, id="a", session=scoped)
+    scoped.commit()
+    assert lifecycle.sent == [(CART, ["a"])]
+    scoped.remove()
+
+
+@pytest.mark.databases("postgresql")
+def test_an_asynchronous_session_is_used_through_run_sync(lifecycle, cart, database_url):
+    async def use():
+        engine = create_async_engine(database_url)
+        async with AsyncSession(engine) as session:
+            with pytest.raises(ConfigurationError, match=r"await session\.run_sync"):
+                cart.jobs.push(TASK, session=session)
+            async with engine.connect() as connection:
+                with pytest.raises(ConfigurationError, match=r"await session\.run_sync"):
+                    cart.jobs.push(TASK, connection=connection)
+            await session.run_sync(lambda sync: cart.jobs.push(TASK, id="a", delay=60, session=sync))
+            await session.run_sync(
+                lambda sync: cart.jobs.push_many([Push(TASK, id=f"b{n}", delay=90 + n) for n in range(3)], session=sync)
+            )
+            await session.run_sync(
+                lambda sync: lifecycle.object("cart", "new").jobs.push_many(
+                    [Push(TASK, id=f"c{n}", delay=90) for n in range(3)], session=sync
+                )
+            )
+            await session.commit()
+        await engine.dispose()
+
+    asyncio.run(use())
+    assert ids(lifecycle) == ["a", "b0", "b1", "b2"]
+    assert ids(lifecycle, ObjectRef("cart", "new")) == ["c0", "c1", "c2"]
 
 
 def test_what_a_caller_wrote_outside_the_orm_is_committed_with_the_push(lifecycle, cart, engine):
