@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Any, Protocol
 
+from celery import _state
+
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import ConfigurationError
 from celery_lifecycle.model import RetryPolicy, Shipment
@@ -127,11 +129,19 @@ def set_default(deployment: Deployment) -> None:
 
 
 def default_deployment() -> Deployment:
-    """The deployment made last in this process.
+    """The deployment of the job that runs in this context, else that of Celery's current app, else the one made last.
 
     Raises:
         ConfigurationError: there is none.
     """
+    run = current_run.get()
+    if run is not None:
+        return run.deployment
+    # Not `celery.current_app`: where there is none, that makes one.
+    app = getattr(_state._tls, "current_app", None) or _state.default_app
+    current: Deployment | None = getattr(app, "lifecycle", None)
+    if current is not None:
+        return current
     if not _default:
         raise ConfigurationError(
             "No Lifecycle was made in this process. Write `lifecycle = Lifecycle(app)` where the app is made, and import it."
