@@ -69,13 +69,7 @@ class Lifecycle:
     def config(self) -> Config:
         """The settings, read once."""
         if self._config is None:
-            conf = self.app.conf
-            found: dict[str, Any] = {}
-            for key in set(conf.keys()) | set(getattr(conf, "changes", {})):
-                name = str(key).lower()
-                name = name[len("celery_") :] if name.startswith("celery_" + PREFIX) else name
-                if name.startswith(PREFIX):
-                    found[name[len(PREFIX) :]] = conf[key]
+            found = _settings_in(self.app.conf)
             self._config = read_config({**found, **{k: v for k, v in self._given.items() if v is not None}})
         return self._config
 
@@ -221,6 +215,21 @@ class Lifecycle:
         for owner, count in Counter(job.owner for job in shipment.jobs).items():
             if count >= BACKLOG:
                 events.backlog(shipment.ref, owner, count)
+
+
+def _settings_in(conf: Any) -> dict[str, Any]:
+    """The `lifecycle_*` settings of an app without that prefix, also under the namespace that its configuration has."""
+    keys = {str(key): key for key in [*conf.keys(), *getattr(conf, "changes", {})]}
+    spaces = {"celery_", str(conf.prefix or "").lower()}  # known once the configuration is read
+    found: dict[str, Any] = {}
+    for text, key in keys.items():
+        name = text.lower()
+        for space in spaces:
+            name = name[len(space) :] if name.startswith(space + PREFIX) else name
+        if name.startswith(PREFIX):
+            # The name alone goes first: what is set on `app.conf` later stands under it, above what was read.
+            found[name[len(PREFIX) :]] = conf.get(name, conf[key])
+    return found
 
 
 def lifecycle_of(app: Celery) -> Lifecycle:

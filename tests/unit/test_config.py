@@ -4,7 +4,9 @@ from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
 
 import pytest
+from celery import Celery
 
+from celery_lifecycle import Lifecycle
 from celery_lifecycle import config as config_module
 from celery_lifecycle.config import Config, read_config
 from celery_lifecycle.errors import ConfigurationError
@@ -80,3 +82,30 @@ def test_every_number_has_a_range_and_every_setting_a_sentence():
 
 def test_patience_is_never_shorter_than_the_backup_alarm():
     assert read_config({"backup_alarm": 600, "patience_max": 300}).patience_max_ms == 600_000
+
+
+def configured(namespace: str | None, **settings: object) -> Lifecycle:
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object(type("Settings", (), settings), namespace=namespace)
+    return Lifecycle(app)
+
+
+@pytest.mark.parametrize("namespace", ["SHOP", "CELERY", None])
+def test_settings_stand_under_the_namespace_of_the_configuration(namespace):
+    prefix = f"{namespace}_" if namespace else ""
+    name = f"{prefix}LIFECYCLE_LOCK_TIMEOUT"
+    made = configured(namespace, **{name if prefix else name.lower(): 7})
+    assert made.config.lock_timeout == 7
+    overridden = configured(namespace, **{name if prefix else name.lower(): 7})
+    overridden.app.conf.lifecycle_lock_timeout = 8
+    assert overridden.config.lock_timeout == 8
+
+
+@pytest.mark.parametrize("namespace", ["SHOP", "CELERY"])
+def test_an_unknown_setting_under_a_namespace_is_an_error_too(namespace):
+    with pytest.raises(ConfigurationError, match="lifecycle_nonsense"):
+        _ = configured(namespace, **{f"{namespace}_LIFECYCLE_NONSENSE": 1}).config
+
+
+def test_settings_of_somebody_else_that_lie_beside_a_namespace_are_let_be():
+    assert configured("SHOP", SHOP_TIMEZONE="UTC", PETS_LIFECYCLE_STAGES=3).config.lock_timeout == 5
