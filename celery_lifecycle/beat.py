@@ -20,6 +20,7 @@ from celery_lifecycle.lifecycle import Lifecycle, lifecycle_of
 from celery_lifecycle.model import Phase
 from celery_lifecycle.outcome import tell
 from celery_lifecycle.store.claims import Heads
+from celery_lifecycle.store.database import url_of
 
 LOOK_AT_HOLDS_EVERY = 10.0
 HOUSEKEEPING_EVERY = 60.0
@@ -85,10 +86,7 @@ class LifecycleScheduler(Scheduler):
 
     def lifecycle_config(self) -> str:
         """What the banner shows; read from settings, nothing is opened."""
-        from sqlalchemy import make_url
-
-        url = lifecycle_of(self.app).config.url
-        return make_url(url).render_as_string(hide_password=True)
+        return url_of(lifecycle_of(self.app).config).render_as_string(hide_password=True)
 
     def setup_schedule(self) -> None:
         """Verify the schema and install the ordinary entries; an error here stops beat with its reason."""

@@ -63,7 +63,12 @@ def examine(lifecycle: Lifecycle) -> list[Finding]:
         why = "Beat and workers refuse to start with it."
         return [Finding(ERROR, "settings", str(error), why, "Correct it in app.conf or in Lifecycle(…).")]
     found = [*_settings(config), *_celery_settings(app, config), *_tasks(app)]
-    database = Database(replace(config, lock_timeout=min(config.lock_timeout, 2)), patience=10)
+    try:
+        database = Database(replace(config, lock_timeout=min(config.lock_timeout, 2)), patience=10)
+    except ConfigurationError as error:
+        why = "Beat and workers refuse to start with it."
+        found.append(Finding(ERROR, "database", str(error), why, "Correct lifecycle_database_url."))
+        return [*found, *_broker(app, None)]
     try:
         watch = Watch(database)
         reached, findings = _database(database, watch)

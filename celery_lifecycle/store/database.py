@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 import weakref
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.engine import Dialect
 
 from celery_lifecycle.beside import at_once, beside
@@ -177,6 +178,21 @@ def is_outage(error: BaseException | None) -> bool:
     return isinstance(error, DatabaseUnavailable) and not isinstance(error, (LockTimeout, Conflict, StatementRefused))
 
 
+def url_of(config: Config) -> URL:
+    """The URL of the job database.
+
+    Raises:
+        ConfigurationError: it is none; the message hides its password.
+    """
+    try:
+        return make_url(config.url)
+    except Exception as error:
+        # From the first colon after the scheme to the last @: in a URL that can't be read, that is where a password is.
+        masked, why = (re.sub(r":(?!//).*@", ":***@", text, flags=re.DOTALL) for text in (config.url, str(error)))
+        told = f"lifecycle_database_url is {masked!r}: not a SQLAlchemy URL ({why})."
+    raise ConfigurationError(told)
+
+
 class Database:
     """The job database of one deployment, as seen from this process.
 
@@ -189,13 +205,8 @@ class Database:
     def __init__(self, config: Config, clock: Callable[[], int] | None = None, patience: float | None = None) -> None:
         self.config = config
         self._patience = patience
-        try:
-            self.url = make_url(config.url)
-            self._dialect_name = self.url.get_backend_name()
-        except Exception as error:
-            raise ConfigurationError(
-                f"lifecycle_database_url is {config.database_url!r}: not a SQLAlchemy URL ({error})."
-            ) from error
+        self.url = url_of(config)
+        self._dialect_name = self.url.get_backend_name()
         if self._dialect_name not in ("postgresql", "mysql", "mariadb", "sqlite"):
             raise ConfigurationError(
                 f"lifecycle_database_url names {self._dialect_name!r}: PostgreSQL, MySQL, MariaDB and SQLite are supported."

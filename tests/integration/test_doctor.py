@@ -2,6 +2,7 @@
 
 import json
 import time
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,9 @@ import sqlalchemy
 from celery import Celery
 
 from celery_lifecycle import Lifecycle, LifecycleTask
+from celery_lifecycle.beat import LifecycleScheduler
 from celery_lifecycle.doctor import ERROR, INFO, OK, WARNING, Finding, examine, within
+from celery_lifecycle.errors import ConfigurationError
 from celery_lifecycle.migrations.schema import migrate
 
 
@@ -54,6 +57,23 @@ def test_a_sound_deployment_has_no_error(lifecycle):
     found = examine(lifecycle)
     assert {one.level for one in found} <= {OK, INFO}, found
     assert {"settings", "database", "schema", "clock", "broker", "beats", "workers"} <= {one.subject for one in found}
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql+psycopg://shop:s3cret@db:54x2/shop", "postgresql+psycopg//shop:s3/c@ret@db/shop", "shop:s3cret@db"],
+)
+def test_a_url_that_is_none_is_a_finding_that_hides_the_password(url):
+    lifecycle = make(url)
+    found = examine(lifecycle)
+    assert of(found, "database").level == ERROR
+    assert "not a SQLAlchemy URL" in of(found, "database").what
+    assert {"tasks", "broker"} <= {one.subject for one in found}, "the rest is looked at all the same"
+    for tell in (lambda: lifecycle.store, lambda: LifecycleScheduler(lifecycle.app, lazy=True).info):
+        with pytest.raises(ConfigurationError, match=r"\*\*\*@") as caught:
+            tell()
+        told = "".join(traceback.format_exception(caught.value))
+        assert not any(part in told + repr(found) for part in ("s3", "ret@")), told
 
 
 def test_every_finding_that_is_not_ok_says_why_and_what_to_do(lifecycle):
