@@ -62,8 +62,12 @@ class Sql:
         lock = "" if self.dialect == "sqlite" else " FOR UPDATE"
         skip = "" if self.dialect == "sqlite" else " FOR UPDATE SKIP LOCKED"
         now, ids = _NOW[self.dialect], _IDS[self.dialect]
-        o, j, s = f"{prefix}objects", f"{prefix}jobs", f"{prefix}storage"
-        d, h, b, m = f"{prefix}dead_jobs", f"{prefix}heartbeats", f"{prefix}beat_entries", f"{prefix}meta"
+        # PostgreSQL takes what is not quoted for lower case; the migrations quote a prefix that has capital letters.
+        quote = '"' if self.dialect == "postgresql" else ""
+        o, j, s, d, h, b, m = (
+            f"{quote}{prefix}{name}{quote}"
+            for name in ("objects", "jobs", "storage", "dead_jobs", "heartbeats", "beat_entries", "meta")
+        )
         columns = ", ".join(OBJECT_COLUMNS)
         job_columns = ", ".join(self._quoted(name) for name in JOB_COLUMNS)
         key = self._quoted("key")

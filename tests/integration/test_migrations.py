@@ -14,6 +14,7 @@ from sqlalchemy import inspect
 from celery_lifecycle.config import read_config
 from celery_lifecycle.errors import SchemaOutdated
 from celery_lifecycle.migrations import schema
+from celery_lifecycle.model import ObjectRef
 from celery_lifecycle.store.database import Database
 from celery_lifecycle.tables import make_tables
 from tests.support.protocol import table
@@ -125,6 +126,15 @@ def test_the_prefix_is_that_of_every_table_and_index_and_two_prefixes_live_side_
     for name in names:
         for index in inspected.get_indexes(name):
             assert str(index["name"]).startswith(("shop_", "x"))
+
+
+def test_a_prefix_with_capital_letters_is_used_as_it_is_written(database_url):
+    with table(database_url, table_prefix="Shop_") as made:
+        made.push("a")
+        made.store.jobs.push_many([made.draft("b", ObjectRef("cart", "b"))])
+        assert (made.ids(), made.ids(ObjectRef("cart", "b"))) == (["a"], ["b"])
+        assert [chain.jobs[0].id for chain in made.claim().shipments] == ["a", "b"]
+        assert "Shop_objects" in inspect(made.store.database.engine).get_table_names()
 
 
 def test_migrating_twice_changes_nothing(job_database):
