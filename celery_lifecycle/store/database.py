@@ -37,6 +37,10 @@ _GOING = {"57P01", "57P02", "57P03", "57P05", "25006", 1053, 1290, 1836}
 _SHORT = {"53000", "53100", "53200", "53300", "53400", 1021, 1037, 1040, 1041, 1114}
 
 
+# By dialect: the extra of this package, and the driver that it brings.
+_DRIVERS = {"postgresql": ("postgresql", "psycopg"), "mysql": ("mysql", "pymysql"), "sqlite": ("", "pysqlite")}
+
+
 class Conflict(DatabaseUnavailable):
     """Another transaction got in the way (deadlock, serialization, unique key): the whole transaction is to be repeated."""
 
@@ -256,9 +260,12 @@ class Database:
         try:
             engine = create_engine(self.url, connect_args=connect_args, **options)
         except ModuleNotFoundError as error:
-            extra = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}.get(self._dialect_name, "")
+            extra, driver = _DRIVERS[self.sql.dialect]
+            named = self.url.get_driver_name() == driver
+            write = "" if named else f"begin the URL with {self._dialect_name}+{driver}:// and "
             raise ConfigurationError(
-                f"lifecycle_database_url needs the driver {error.name!r}: pip install 'celery-lifecycle[{extra}]'."
+                f"lifecycle_database_url ({self.url.drivername}://…) needs the driver {error.name!r}, which is not"
+                f" installed: {write}pip install 'celery-lifecycle[{extra}]'."
             ) from error
         event.listen(engine, "connect", self._on_connect)
         return engine

@@ -1,6 +1,7 @@
 """Names, payloads, times and bad input, through the public surface, on every database (D20, C18, issue "main job": Bad input)."""
 
 import itertools
+import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
@@ -364,6 +365,22 @@ def test_missing_tables_are_an_error_with_the_command_to_type(database_url):
 def test_a_bad_url_is_an_error_that_says_what_is_allowed(url, said):
     with pytest.raises(ConfigurationError, match=said):
         _ = make(url).store
+
+
+@pytest.mark.parametrize(
+    ("url", "missing", "said"),
+    [
+        ("mysql://root:s3cret@h/d", "MySQLdb", r"mysql\+pymysql:// and pip install 'celery-lifecycle\[mysql\]'"),
+        ("mariadb://root:s3cret@h/d", "MySQLdb", r"mariadb\+pymysql:// and pip install 'celery-lifecycle\[mysql\]'"),
+        ("postgresql+psycopg2://h/d", "psycopg2", r"postgresql\+psycopg:// and pip install"),
+        ("postgresql+psycopg://h/d", "psycopg", r"installed: pip install 'celery-lifecycle\[postgresql\]'"),
+    ],
+)
+def test_a_driver_that_is_missing_is_an_error_that_says_which_url_to_write(monkeypatch, url, missing, said):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        _ = make(url).store.database.engine
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.databases("sqlite")
