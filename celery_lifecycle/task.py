@@ -20,7 +20,8 @@ from celery_lifecycle.dispatch import forward_chain
 from celery_lifecycle.errors import DatabaseUnavailable, Fenced, OutOfMemory, PayloadError, TimeInvalid, WrongDatabase
 from celery_lifecycle.handles import ObjectHandle
 from celery_lifecycle.link import HEADER, carried_on, header_in, link_of
-from celery_lifecycle.model import ALARM, HOST, SCHEDULER, Job, ObjectRef, RetryPolicy, Why
+from celery_lifecycle.model import ALARM, HOST, SCHEDULER, YIELD, Job, ObjectRef, Reschedule, RetryPolicy, Why
+from celery_lifecycle.outcome import verdict_of
 from celery_lifecycle.queue import Push, draft_of, store_many, store_push
 from celery_lifecycle.runner import Report
 from celery_lifecycle.sessions import push_in_connection, push_in_session
@@ -78,8 +79,13 @@ class LifecycleTask(TaskSchedules, Task):
     def _run_call(self, args: Any, kwargs: Any) -> Any:
         """An ordinary call. A `MemoryError` of it must not leave this process either: it would end the whole worker."""
         error: MemoryError | None = None
+        # Of two calls of one task, one inside the other, only the outer one is the worker's.
+        direct = self.request.called_directly or self.request.is_eager or self.request._protected
         try:
-            return super().__call__(*args, **kwargs)
+            value = super().__call__(*args, **kwargs)
+            if not direct and (value is YIELD or isinstance(value, Reschedule)):
+                self._go_on_as_job(value)
+            return value
         except MemoryError as out:
             if self.request.called_directly or self.request.is_eager:
                 raise
@@ -88,6 +94,16 @@ class LifecycleTask(TaskSchedules, Task):
         del error
         tracked.died_of_memory(self)
         raise OutOfMemory(f"{self.name} ran out of memory.")
+
+    def _go_on_as_job(self, value: Any) -> None:
+        """An ordinary call that is to run again becomes a durable job under its task id, as by `retry`, its retries at 0."""
+        verdict = verdict_of(value, True)
+        eta = from_millis(verdict.at_ms) if verdict.at_ms is not None else None
+        # With no delay at all it would be an ordinary call again.
+        countdown = max(verdict.delay_ms, 1) / 1000 if eta is None else None
+        signature = self.signature_from_request(retries=0, add_to_parent=False, eta=eta, countdown=countdown)
+        signature.apply_async()
+        raise Retry(when=eta or countdown, sig=signature)
 
     def _run_link(self, header: dict[str, Any]) -> Any:
         request = self.request

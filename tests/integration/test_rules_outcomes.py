@@ -8,6 +8,7 @@ from celery.exceptions import Ignore, Reject
 
 from celery_lifecycle import YIELD, Lifecycle, LifecycleObject, LifecycleTask, Reschedule, RetryPolicy, lifecycle_job
 from celery_lifecycle.errors import OutcomeInvalid, PolicyInvalid
+from celery_lifecycle.model import ObjectRef
 from celery_lifecycle.testing import Harness
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
@@ -280,6 +281,63 @@ def test_an_ordinary_lifecycle_task_may_reschedule_itself(harness: Harness, life
         ("IGNORED", None),
         ("SUCCESS", "ready"),
     ]
+
+
+def test_an_ordinary_call_that_reschedules_itself_goes_on_as_a_durable_job(
+    harness: Harness, lifecycle: Lifecycle
+) -> None:
+    outcomes = iter([Reschedule(delay=60), YIELD, Reschedule(delay=0), "ready"])
+    told: list[tuple[Any, ...]] = []
+
+    @lifecycle.app.task(base=LifecycleTask, name="poll", shared=False)
+    def poll(*args: int, **kwargs: int) -> Any:
+        told.append((args, kwargs))
+        return next(outcomes)
+
+    @lifecycle.app.task(base=LifecycleTask, name="after", shared=False)
+    def after(value: Any) -> Any:
+        return value
+
+    result = (poll.s(1, more=2) | after.s()).apply_async()
+    harness.run_due()
+    assert [(ran.task_id, ran.state) for ran in harness.ran] == [(result.parent.id, "RETRY")]
+    assert [job.id for job in lifecycle.store.jobs.list(ObjectRef("poll", result.parent.id), None)] == [
+        result.parent.id
+    ]
+    harness.advance(59)
+    assert len(told) == 1
+    harness.advance(2)
+    assert told == [((1,), {"more": 2})] * 4
+    assert [(ran.task, ran.state, ran.result) for ran in harness.ran[-2:]] == [
+        ("poll", "SUCCESS", "ready"),
+        ("after", "SUCCESS", "ready"),
+    ]
+
+
+def test_an_ordinary_call_that_yields_goes_on_at_once_as_a_durable_job(harness: Harness, lifecycle: Lifecycle) -> None:
+    at = harness.now + timedelta(seconds=30)
+    outcomes = iter([YIELD, "done", Reschedule(at=at), "later", Reschedule()])
+
+    @lifecycle.app.task(base=LifecycleTask, name="poll", shared=False)
+    def poll() -> Any:
+        return next(outcomes)
+
+    for wanted in (["RETRY", "SUCCESS"], ["RETRY", "SUCCESS"], ["FAILURE"]):
+        before = len(harness.ran)
+        poll.delay()
+        harness.advance(29)
+        harness.advance(2)
+        assert [ran.state for ran in harness.ran[before:]] == wanted
+    assert isinstance(harness.ran[-1].error, OutcomeInvalid)
+
+
+def test_an_ordinary_task_that_is_called_as_a_function_gives_its_outcome_to_the_caller(lifecycle: Lifecycle) -> None:
+    @lifecycle.app.task(base=LifecycleTask, name="poll", shared=False)
+    def poll() -> Any:
+        return YIELD
+
+    assert poll() is YIELD
+    assert poll.apply().result is YIELD
 
 
 def test_apply_async_on_a_lifecycle_job_is_an_error_that_names_push(lifecycle: Lifecycle, world: World) -> None:
