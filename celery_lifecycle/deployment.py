@@ -134,7 +134,7 @@ def default_deployment() -> Deployment:
     Raises:
         ConfigurationError: there is none.
     """
-    run = current_run.get()
+    run = current_run()
     if run is not None:
         return run.deployment
     # Not `celery.current_app`: where there is none, that makes one.
