@@ -17,7 +17,15 @@ from celery_lifecycle import events, memory, tracked, validate
 from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target, current_run
 from celery_lifecycle.dispatch import forward_chain
-from celery_lifecycle.errors import DatabaseUnavailable, Fenced, OutOfMemory, PayloadError, TimeInvalid, WrongDatabase
+from celery_lifecycle.errors import (
+    DatabaseUnavailable,
+    Fenced,
+    LifecycleError,
+    OutOfMemory,
+    PayloadError,
+    TimeInvalid,
+    WrongDatabase,
+)
 from celery_lifecycle.handles import ObjectHandle
 from celery_lifecycle.link import HEADER, carried_on, header_in, link_of
 from celery_lifecycle.model import ALARM, HOST, SCHEDULER, YIELD, Job, ObjectRef, Reschedule, RetryPolicy, Why
@@ -323,7 +331,13 @@ class LifecycleTask(TaskSchedules, Task):
     ) -> Any:
         """In a `@lifecycle_job`: put the job back with its attempt count; in any other task: as Celery's, but durable."""
         if self.lifecycle_target is None or self.request.called_directly:
-            return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+            try:
+                return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+            except Reject as rejected:
+                # Celery rejects whatever it could not send; of ours it is to be seen what it was: an outage costs no attempt.
+                if isinstance(rejected.reason, LifecycleError):
+                    raise rejected.reason from rejected.reason.__cause__
+                raise
         most = self.max_retries if max_retries is None else max_retries
         run = current_run()
         if most is not None and run is not None and run.attempt > most:
