@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_lifecycle import validate
 from celery_lifecycle.code import Code
-from celery_lifecycle.deployment import Deployment, Target
+from celery_lifecycle.deployment import Deployment, Target, routed
 from celery_lifecycle.errors import PolicyInvalid
 from celery_lifecycle.model import HOST, Job, ObjectRef, Outcome, RetryPolicy
 from celery_lifecycle.queue import JobQueue
@@ -47,11 +47,9 @@ class JobOptions:
     celery: dict[str, Any] = field(default_factory=dict)
 
     def target(self, task: str, owner: str) -> Target:
-        queue = self.celery.get("queue")
         return Target(
-            task=task, owner=owner, queue=None if queue is None else str(queue), priority=self.celery.get("priority"),
-            retry=self.retry, singleflight=self.singleflight, hung_timeout_ms=self.hung_timeout_ms,
-            exclusive=self.exclusive, recovery_loop=self.recovery_loop,
+            task=task, owner=owner, **routed(self.celery), retry=self.retry, singleflight=self.singleflight,
+            hung_timeout_ms=self.hung_timeout_ms, exclusive=self.exclusive, recovery_loop=self.recovery_loop,
         )  # fmt: skip
 
 

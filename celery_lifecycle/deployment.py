@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import tzinfo
@@ -27,12 +27,25 @@ class Target:
     owner: str | None = None
     kind: str | None = None
     queue: str | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
     priority: int | None = None
     retry: RetryPolicy | None = None
     singleflight: bool = False
     hung_timeout_ms: int | None = None
     exclusive: bool = False
     recovery_loop: bool = False
+
+
+def routed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the options of a Celery task or call send its messages: `queue`, `exchange` and `routing_key` by name, `priority`."""
+    given = {
+        key: options[key] for key in ("queue", "exchange", "routing_key", "priority") if options.get(key) is not None
+    }
+    for key in ("queue", "exchange"):
+        if key in given:
+            given[key] = str(getattr(given[key], "name", given[key]))
+    return given
 
 
 class Deployment(Protocol):

@@ -246,6 +246,8 @@ def make_route(app: Celery, task: str, queue: str | None) -> Route:
         "delivery_mode": delivery_mode,
         "retry": False,
     }
+    if options.get("priority") is not None:
+        message["priority"] = options["priority"]
     return Route(entity.name, exchange, routing_key, entity, headers, message)
 
 

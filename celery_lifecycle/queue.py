@@ -55,11 +55,13 @@ def draft_of(deployment: Deployment, ref: ObjectRef, owner: str, target: Target,
         )
     at_ms, delay_ms = when(push.at, push.delay)
     hung = validate.seconds(push.hung_timeout, "hung_timeout") or target.hung_timeout_ms
-    options: dict[str, Any] = {}
-    if target.queue is not None:
-        options["queue"] = target.queue
-    if target.priority is not None:
-        options["priority"] = target.priority
+    route = {
+        "queue": target.queue,
+        "exchange": target.exchange,
+        "routing_key": target.routing_key,
+        "priority": target.priority,
+    }
+    options: dict[str, Any] = {key: value for key, value in route.items() if value is not None}
     options.update(more.pop("options", {}))
     job_id = more.pop("id", push.id)
     return Draft(

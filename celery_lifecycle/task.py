@@ -15,7 +15,7 @@ from kombu.utils import json as kombu_json
 
 from celery_lifecycle import events, memory, tracked, validate
 from celery_lifecycle.code import Code
-from celery_lifecycle.deployment import Deployment, Target, current_run
+from celery_lifecycle.deployment import Deployment, Target, current_run, routed
 from celery_lifecycle.dispatch import forward_chain
 from celery_lifecycle.errors import (
     DatabaseUnavailable,
@@ -280,9 +280,8 @@ class LifecycleTask(TaskSchedules, Task):
             kept["expires_ms"] = self._expires_ms(expires)
         payload = {"args": list(args), "kwargs": dict(kwargs)}
         at, delay = self._eta(eta), None if eta is not None else countdown
-        kept["exchange"] = _name_of(kept.get("exchange"))
-        kept = {key: value for key, value in kept.items() if value is not None}
-        target = replace(self.push_target, owner=HOST, queue=_name_of(kept.pop("queue", None)))
+        kept.update(routed(kept))
+        target = replace(self.push_target, owner=HOST)
         push = Push(self.name, at, delay, payload, task_id)
         ref = ObjectRef(validate.kind(self.name), task_id)
         draft = draft_of(self.app.lifecycle, ref, HOST, target, push, options=kept)
@@ -405,10 +404,6 @@ def payload_arguments(payload: Any, eta: bool) -> tuple[list[Any], dict[str, Any
     if isinstance(payload, list):
         return list(payload), {}
     return ([] if payload is None else [payload]), {}
-
-
-def _name_of(queue: Any) -> str | None:
-    return None if queue is None else str(getattr(queue, "name", queue))
 
 
 def classify(error: BaseException, attempt: int) -> Verdict | None:

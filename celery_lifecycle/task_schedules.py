@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
 from celery.utils import uuid
 
 from celery_lifecycle import validate
-from celery_lifecycle.deployment import Target, current_run
+from celery_lifecycle.deployment import Target, current_run, routed
 from celery_lifecycle.model import SCHEDULER, ObjectRef, RetryPolicy
 from celery_lifecycle.schedules import (
     Policy,
@@ -33,11 +34,12 @@ class TaskSchedules:
     name: str
     app: Any
     lifecycle_target: Target | None
+    _get_exec_options: Callable[[], dict[str, Any]]
 
     @property
     def push_target(self) -> Target:
-        """How it is pushed: an ordinary task has one attempt, unless the push says more."""
-        return self.lifecycle_target or Target(self.name, retry=ONE_ATTEMPT)
+        """How it is pushed: an ordinary task goes where its calls go, and has one attempt unless the push says more."""
+        return self.lifecycle_target or Target(self.name, retry=ONE_ATTEMPT, **routed(self._get_exec_options()))
 
     def schedule(
         self,

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu import Exchange, Queue
 
-from celery_lifecycle import Lifecycle, LifecycleTask
+from celery_lifecycle import Lifecycle, LifecycleTask, lifecycle_job
 from celery_lifecycle.errors import DatabaseUnavailable
 from celery_lifecycle.testing import Harness
 
@@ -78,3 +79,53 @@ def test_a_retry_that_is_not_allowed_is_a_failure_that_says_why(harness: Harness
     assert result.state == "FAILURE"
     dead = harness.assert_dead(lifecycle.object("call", result.id), result.id, reason="failed")
     assert "must not be negative" in dead.error
+
+
+# --- routes
+
+
+def test_a_task_goes_where_its_decorator_says_however_it_is_put_off(harness: Harness, lifecycle: Lifecycle) -> None:
+    app = lifecycle.app
+    app.conf.task_queues = [Queue("celery"), Queue("slow"), Queue("topics", Exchange("jobs", type="topic"))]
+    slow = task_of(lifecycle, lambda self: None, name="slow", queue=Queue("slow"), priority=7)
+    keyed = task_of(lifecycle, lambda self: None, name="keyed", exchange=Exchange("jobs"), routing_key="jobs.now")
+    for task in (slow, keyed):
+        task.apply_async(countdown=60)
+        task.push(delay=60)
+        task.schedule(60)
+        task.push_many([{"delay": 60}])
+        lifecycle.object("thing", task.name).jobs.push(task.name, delay=60)
+    harness._now_ms += 60_000
+    harness.tick()
+    sent = {(one.task, one.queue, one.properties.get("priority")) for one in harness.messages}
+    assert sent == {("slow", "slow", 7), ("keyed", "jobs.now", None)}
+    assert len(harness.messages) == 10
+
+
+def test_a_lifecycle_job_goes_where_its_decorator_says(harness: Harness, lifecycle: Lifecycle) -> None:
+    @lifecycle_job(name="queued", app=lifecycle.app, queue=Queue("slow"))
+    def queued(ctx: Any) -> None: ...
+
+    @lifecycle_job(name="keyed", app=lifecycle.app, exchange="jobs", routing_key="jobs.now")
+    def keyed(ctx: Any) -> None: ...
+
+    assert queued.push(delay=1).queue == "slow"
+    keyed.push(delay=1)
+    harness._now_ms += 1000
+    harness.tick()
+    assert {(one.task, one.queue) for one in harness.messages} == {("queued", "slow"), ("keyed", "jobs.now")}
+
+
+def test_the_priority_of_a_route_holds_unless_the_call_has_one(harness: Harness, lifecycle: Lifecycle) -> None:
+    lifecycle.app.conf.task_routes = {"call": {"queue": "routed", "priority": 9}}
+    task = task_of(lifecycle, lambda self: None)
+    task.apply_async(countdown=1)
+    task.apply_async(countdown=2, priority=3)
+    task.apply_async(countdown=3, priority=0)
+    harness._now_ms += 3000
+    harness.tick()
+    assert [(one.queue, one.properties["priority"]) for one in harness.messages] == [
+        ("routed", 9),
+        ("routed", 3),
+        ("routed", 0),
+    ]
