@@ -131,6 +131,16 @@ def wrong_database(task_id: str, theirs: str, ours: str) -> None:
     )  # fmt: skip
 
 
+def not_durable(task: str, task_id: str | None, error: BaseException) -> None:
+    _say(
+        logging.WARNING,
+        "%s[%s] is tried again by a message of Celery's own, not by the table: %s",
+        task,
+        task_id,
+        error,
+    )
+
+
 def sealed_stays(ref: ObjectRef, job: str) -> None:
     _say(
         logging.WARNING,

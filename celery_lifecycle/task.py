@@ -11,16 +11,17 @@ from typing import Any
 from celery import Celery, Task, shared_task
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 from celery.utils import uuid
-from kombu.utils import json as kombu_json
 
 from celery_lifecycle import events, memory, tracked, validate
+from celery_lifecycle.calls import options_of, payload_of, restore
 from celery_lifecycle.code import Code
-from celery_lifecycle.deployment import Deployment, Target, current_run, routed
+from celery_lifecycle.deployment import Deployment, Target, current_run
 from celery_lifecycle.dispatch import forward_chain
 from celery_lifecycle.errors import (
     DatabaseUnavailable,
     Fenced,
     LifecycleError,
+    NameInvalid,
     OutOfMemory,
     PayloadError,
     TimeInvalid,
@@ -38,22 +39,6 @@ from celery_lifecycle.timing.instants import delay_to_millis, from_millis, to_mi
 from celery_lifecycle.transitions.run import Action, Verdict
 
 CodeFactory = Callable[[Deployment, ObjectRef], Code]
-
-# What of a message is kept for a task with eta, under the names that `apply_async` and the request have for it.
-_CANVAS = ("chain", "chord", "group_id", "group_index", "link", "link_error")
-_MESSAGE = (
-    "queue",
-    "exchange",
-    "routing_key",
-    "ignore_result",
-    "priority",
-    "time_limit",
-    "soft_time_limit",
-    "root_id",
-    "parent_id",
-    "retries",
-    "headers",
-)
 
 
 class LifecycleTask(TaskSchedules, Task):
@@ -190,17 +175,10 @@ class LifecycleTask(TaskSchedules, Task):
 
     def _call_plain(self, ctx: Any) -> Any:
         """Call an ordinary task under the request that its caller made, as if the message had come with its eta."""
-        request, options, payload = self.request, ctx.job.options, ctx.payload
-        args, kwargs = payload_arguments(payload, eta="call" in options)
-        canvas = kombu_json.loads(options["canvas"]) if "canvas" in options else {}
-        request.update(args=args, kwargs=kwargs, retries=options.get("retries", 0), eta=None)
-        request.update(
-            callbacks=canvas.get("link"), errbacks=canvas.get("link_error"), chord=canvas.get("chord"),
-            group=canvas.get("group_id"), group_index=canvas.get("group_index"), lifecycle_chain=canvas.get("chain"),
-            chain=canvas.get("chain"),
-        )  # fmt: skip
+        request = self.request
+        restore(request, ctx.job)
         try:
-            return self.run(*args, **kwargs)
+            return self.run(*request.args, **request.kwargs)
         finally:
             request.chain = None
 
@@ -221,7 +199,7 @@ class LifecycleTask(TaskSchedules, Task):
 
         Raises:
             TypeError: on a `@lifecycle_job`, which is pushed instead.
-            PayloadError: arguments of a durable call are not JSON.
+            PayloadError: arguments of a durable call are not JSON as Celery has it (with dates, Decimal, UUID and bytes).
         """
         if HEADER in (options.get("headers") or {}):
             return self._publish_link(task_id, options)
@@ -243,46 +221,43 @@ class LifecycleTask(TaskSchedules, Task):
             return super().apply_async(producer=producer, **call)
         if self.app.conf.task_always_eager:
             return super().apply_async(producer=producer, **call)
-        return self._push_eta(call)
+        try:
+            return self._push_call(call)
+        except (PayloadError, NameInvalid) as error:
+            if not options.get("retries"):
+                raise
+            # Whoever called has gone: Celery's own message may carry what the table can't.
+            events.not_durable(self.name, task_id, error)
+            return super().apply_async(producer=producer, **call)
 
     def _publish_link(self, task_id: str | None, options: dict[str, Any]) -> Any:
         if self.app.conf.task_always_eager:
             return self.apply((), {}, task_id=task_id, **options)
         return self.app.send_task(self.name, (), {}, task_id=task_id, task_type=self, **options)
 
-    def _push_eta(self, call: dict[str, Any]) -> Any:
-        args, kwargs = call.pop("args") or (), call.pop("kwargs") or {}
+    def _push_call(self, call: dict[str, Any]) -> Any:
+        args, kwargs = call["args"] or (), call["kwargs"] or {}
         if self.typing and hasattr(self, "__header__"):
             self.__header__(*args, **kwargs)
-        task_id = call.pop("task_id") or uuid()
-        eta, countdown = call.pop("eta", None), call.pop("countdown", None)
+        if self._dump_pydantic_arguments is not None:
+            args, kwargs = self._dump_pydantic_arguments(args, kwargs)
+        task_id = call["task_id"] or uuid()
         options = {
             **self._get_exec_options(),
             **{key: value for key, value in call.items() if value is not None},
         }
-        kept: dict[str, Any] = {"call": True, "task_id": task_id}
         parent = self.app.current_worker_task
         if parent is not None:
             options.setdefault("root_id", parent.request.root_id or parent.request.id)
             options.setdefault("parent_id", parent.request.id)
-        kept.update({key: options[key] for key in _MESSAGE if options.get(key) is not None})
-        canvas = {key: options[key] for key in _CANVAS if options.get(key) is not None}
-        if canvas:
-            for key in ("link", "link_error"):
-                if key in canvas:
-                    canvas[key] = canvas[key] if isinstance(canvas[key], list) else [canvas[key]]
-            try:
-                kept["canvas"] = kombu_json.dumps(canvas)
-            except (TypeError, ValueError) as error:
-                raise PayloadError(f"The canvas around {self.name} is not JSON: {error}.") from error
+        kept = options_of(self.name, task_id, options)
         expires = options.get("expires")
         if expires is not None:
             kept["expires_ms"] = self._expires_ms(expires)
-        payload = {"args": list(args), "kwargs": dict(kwargs)}
+        eta, countdown = call.get("eta"), call.get("countdown")
         at, delay = self._eta(eta), None if eta is not None else countdown
-        kept.update(routed(kept))
         target = replace(self.push_target, owner=HOST)
-        push = Push(self.name, at, delay, payload, task_id)
+        push = Push(self.name, at, delay, payload_of(self.name, args, kwargs), task_id)
         ref = ObjectRef(validate.kind(self.name), task_id)
         draft = draft_of(self.app.lifecycle, ref, HOST, target, push, options=kept)
         store_push(self.app.lifecycle, draft)
@@ -393,17 +368,6 @@ class LifecycleTask(TaskSchedules, Task):
             job_id = uuid()
         ref = ObjectRef(validate.kind(self.name), job_id)
         return draft_of(self.app.lifecycle, ref, HOST, target, push, id=job_id, keep=push.id is None)
-
-
-def payload_arguments(payload: Any, eta: bool) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of an ordinary task: those of its eta call, or a pushed payload as keywords, list or nothing."""
-    if eta:
-        return list(payload["args"]), dict(payload["kwargs"])
-    if isinstance(payload, dict):
-        return [], dict(payload)
-    if isinstance(payload, list):
-        return list(payload), {}
-    return ([] if payload is None else [payload]), {}
 
 
 def classify(error: BaseException, attempt: int) -> Verdict | None:

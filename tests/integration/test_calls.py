@@ -1,8 +1,10 @@
 """Ordinary tasks with ``base=LifecycleTask``: a call that is put off behaves as Celery's own, and is kept by the table."""
 
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+from datetime import date, datetime, time, timezone
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from celery import Celery
@@ -79,6 +81,106 @@ def test_a_retry_that_is_not_allowed_is_a_failure_that_says_why(harness: Harness
     assert result.state == "FAILURE"
     dead = harness.assert_dead(lifecycle.object("call", result.id), result.id, reason="failed")
     assert "must not be negative" in dead.error
+
+
+VALUES = [
+    Decimal("1.50"),
+    NOON,
+    datetime(2026, 1, 1),
+    date(2026, 1, 1),
+    time(12, 30),
+    UUID("12345678123456781234567812345678"),
+    b"text",
+    b"\xff",
+    {"a": [Decimal(1)]},
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.databases("sqlite")
+def test_arguments_that_celerys_json_has_types_for_come_back_as_they_were(
+    harness: Harness, lifecycle: Lifecycle, value: Any
+) -> None:
+    seen: list[Any] = []
+
+    def body(self: Any, one: Any, key: Any) -> None:
+        seen.extend([one, key, *self.request.args, *self.request.kwargs.values()])
+        if self.request.retries < 2:
+            raise OSError("net")
+
+    task = task_of(lifecycle, body, autoretry_for=(OSError,), default_retry_delay=5)
+    result = task.delay(value, key=value)
+    harness.advance(60)
+    assert seen == [value] * 12
+    assert result.state == "SUCCESS"
+    seen.clear()
+    task.apply_async((value, value), countdown=60, retries=2)
+    harness.advance(60)
+    assert seen == [value] * 4
+
+
+def test_keys_that_are_no_text_become_text_as_in_a_message(harness: Harness, lifecycle: Lifecycle) -> None:
+    seen = []
+    task = task_of(lifecycle, lambda self, one: seen.append(one))
+    task.apply_async(({1: "a"},), countdown=1)
+    task.delay({1: "a"})
+    harness.advance(1)
+    assert seen == [{"1": "a"}] * 2
+
+
+@pytest.mark.databases("sqlite")
+def test_models_are_dumped_as_for_a_message(harness: Harness, lifecycle: Lifecycle) -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Order(pydantic.BaseModel):
+        number: int
+
+    seen = []
+
+    @lifecycle.app.task(base=LifecycleTask, name="model", shared=False, pydantic=True)
+    def model(order: Order) -> None:
+        seen.append(order)
+
+    model.apply_async((Order(number=3),), countdown=1)
+    harness.advance(1)
+    assert seen == [Order(number=3)]
+
+
+@pytest.mark.databases("sqlite")
+@pytest.mark.parametrize(
+    ("name", "argument", "serializer"),
+    [
+        ("send mail/now", 1, "json"),
+        ("call", {1, 2}, "pickle"),
+        ("call", float("inf"), "json"),
+        ("call", "x" * 2_200_000, "json"),
+    ],
+    ids=["name", "pickle", "infinite", "large"],
+)
+def test_a_retry_that_the_table_can_not_keep_is_a_message_of_celerys_own(
+    harness: Harness, lifecycle: Lifecycle, name: str, argument: Any, serializer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lifecycle.app.conf.accept_content = ["json", "pickle"]
+    seen = []
+
+    def body(self: Any, one: Any) -> None:
+        seen.append(one)
+        if self.request.retries < 1:
+            raise self.retry(countdown=5)
+
+    result = task_of(lifecycle, body, name=name, serializer=serializer).delay(argument)
+    harness.advance(60)
+    assert seen == [argument] * 2
+    assert result.state == "SUCCESS"
+    assert f"{name}[{result.id}] is tried again by a message of Celery's own" in caplog.text
+
+
+def test_a_retry_at_a_naive_time_is_a_failure_that_says_what_to_write(harness: Harness, lifecycle: Lifecycle) -> None:
+    task = task_of(lifecycle, lambda self: self.retry(eta=datetime(2026, 1, 1, 13)))
+    for result in (task.delay(), task.apply_async(countdown=1)):
+        harness.advance(60)
+        assert result.state == "FAILURE"
+        assert "is naive" in str(result.result)
 
 
 # --- routes

@@ -1,0 +1,84 @@
+"""A call of an ordinary task that waits in the table: what is kept of its message, and how the task gets it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kombu.utils import json as kombu_json
+
+from celery_lifecycle.deployment import routed
+from celery_lifecycle.errors import PayloadError
+from celery_lifecycle.model import Job
+
+# What of a message is kept, under the names that `apply_async` and the request have for it.
+_CANVAS = ("chain", "chord", "group_id", "group_index", "link", "link_error")
+_MESSAGE = (
+    "ignore_result",
+    "time_limit",
+    "soft_time_limit",
+    "root_id",
+    "parent_id",
+    "retries",
+    "headers",
+)
+
+
+def payload_of(task: str, args: Any, kwargs: Any) -> Any:
+    """The arguments of a call as plain JSON: dates, Decimal, UUID and bytes in the envelopes that Celery's JSON has for them.
+
+    Raises:
+        PayloadError: they can't be in a message of Celery's either, unless by another serializer.
+    """
+    return json.loads(_json_of({"args": list(args), "kwargs": dict(kwargs)}, f"The arguments of {task} are"))
+
+
+def options_of(task: str, task_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job keeps of the options of its call.
+
+    Raises:
+        PayloadError: the canvas around it is not JSON.
+    """
+    kept: dict[str, Any] = {"call": True, "task_id": task_id, **routed(options)}
+    kept.update({key: options[key] for key in _MESSAGE if options.get(key) is not None})
+    canvas = {key: options[key] for key in _CANVAS if options.get(key) is not None}
+    for key in ("link", "link_error"):
+        if key in canvas:
+            canvas[key] = canvas[key] if isinstance(canvas[key], list) else [canvas[key]]
+    if canvas:
+        kept["canvas"] = _json_of(canvas, f"The canvas around {task} is")
+    return kept
+
+
+def _json_of(value: Any, what: str) -> str:
+    try:
+        return str(kombu_json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PayloadError(f"{what} not JSON: {error}.") from error
+
+
+def arguments_of(job: Job) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an ordinary task: those of its call, or a pushed payload as keywords, list or nothing."""
+    if "call" in job.options:
+        payload = kombu_json.loads(job.payload_json)
+        return list(payload["args"]), dict(payload["kwargs"])
+    payload = job.payload
+    if isinstance(payload, dict):
+        return [], dict(payload)
+    if isinstance(payload, list):
+        return list(payload), {}
+    return ([] if payload is None else [payload]), {}
+
+
+def restore(request: Any, job: Job) -> None:
+    """Make a link's request that of the call: as if its message had come with its eta."""
+    options = job.options
+    args, kwargs = arguments_of(job)
+    canvas = kombu_json.loads(options["canvas"]) if "canvas" in options else {}
+    request.update(args=args, kwargs=kwargs, retries=options.get("retries", 0), eta=None)
+    request.update(
+        callbacks=canvas.get("link"), errbacks=canvas.get("link_error"), chord=canvas.get("chord"),
+        group=canvas.get("group_id"), group_index=canvas.get("group_index"), lifecycle_chain=canvas.get("chain"),
+        chain=canvas.get("chain"),
+    )  # fmt: skip
