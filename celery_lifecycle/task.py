@@ -217,14 +217,15 @@ class LifecycleTask(TaskSchedules, Task):
             shadow=shadow,
             **options,
         )
-        if not options.get("countdown") and options.get("eta") is None:
-            return super().apply_async(producer=producer, **call)
-        if self.app.conf.task_always_eager:
+        countdown, is_retry = options.get("countdown"), bool(options.get("retries"))
+        # A retry is durable also without a delay, as autoretry with jitter often draws it: its job leaves the table for it.
+        put_off = options.get("eta") is not None or (countdown is not None if is_retry else bool(countdown))
+        if not put_off or self.app.conf.task_always_eager:
             return super().apply_async(producer=producer, **call)
         try:
             return self._push_call(call)
         except (PayloadError, NameInvalid) as error:
-            if not options.get("retries"):
+            if not is_retry:
                 raise
             # Whoever called has gone: Celery's own message may carry what the table can't.
             events.not_durable(self.name, task_id, error)

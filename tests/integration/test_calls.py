@@ -175,6 +175,33 @@ def test_a_retry_that_the_table_can_not_keep_is_a_message_of_celerys_own(
     assert f"{name}[{result.id}] is tried again by a message of Celery's own" in caplog.text
 
 
+@pytest.mark.parametrize("options", [{"countdown": 5}, {}], ids=["durable", "ordinary"])
+def test_a_retry_at_once_is_durable_too(harness: Harness, lifecycle: Lifecycle, options: dict[str, Any]) -> None:
+    retries = []
+
+    def body(self: Any) -> None:
+        retries.append(self.request.retries)
+        if self.request.retries < 1:
+            raise self.retry(countdown=0)
+
+    result = task_of(lifecycle, body).apply_async(**options)
+    harness._now_ms += 5000
+    harness.tick()
+    harness.deliver()
+    assert job_of(lifecycle, result) is not None
+    harness.messages.clear()  # it gets lost on its way
+    harness.advance(60)
+    assert result.state == "SUCCESS"
+    assert retries == [0, 1]
+
+
+def test_a_call_without_a_delay_is_a_message_of_celerys_own(harness: Harness, lifecycle: Lifecycle) -> None:
+    task = task_of(lifecycle, lambda self: None)
+    for result in (task.apply_async(countdown=0), task.delay()):
+        assert job_of(lifecycle, result) is None
+    assert len(harness.messages) == 2
+
+
 def test_a_retry_at_a_naive_time_is_a_failure_that_says_what_to_write(harness: Harness, lifecycle: Lifecycle) -> None:
     task = task_of(lifecycle, lambda self: self.retry(eta=datetime(2026, 1, 1, 13)))
     for result in (task.delay(), task.apply_async(countdown=1)):
