@@ -11,6 +11,7 @@ from kombu.utils import json as kombu_json
 from celery_lifecycle.deployment import routed
 from celery_lifecycle.errors import PayloadError
 from celery_lifecycle.model import Job
+from celery_lifecycle.timing.instants import from_millis
 
 # What of a message is kept, under the names that `apply_async` and the request have for it.
 _CANVAS = ("chain", "chord", "group_id", "group_index", "link", "link_error")
@@ -81,4 +82,5 @@ def restore(request: Any, job: Job) -> None:
         callbacks=canvas.get("link"), errbacks=canvas.get("link_error"), chord=canvas.get("chord"),
         group=canvas.get("group_id"), group_index=canvas.get("group_index"), lifecycle_chain=canvas.get("chain"),
         chain=canvas.get("chain"),
+        expires=from_millis(options["expires_ms"]).isoformat() if "expires_ms" in options else None,
     )  # fmt: skip

@@ -210,6 +210,19 @@ def test_a_retry_at_a_naive_time_is_a_failure_that_says_what_to_write(harness: H
         assert "is naive" in str(result.result)
 
 
+def test_a_retry_keeps_when_its_call_expires(harness: Harness, lifecycle: Lifecycle) -> None:
+    seen = []
+
+    def body(self: Any) -> None:
+        seen.append(self.request.expires)
+        raise self.retry(countdown=4)
+
+    result = task_of(lifecycle, body).apply_async(countdown=1, expires=10)
+    harness.advance(60)
+    assert seen == ["2026-01-01T12:00:10+00:00"] * 3
+    harness.assert_dead(lifecycle.object("call", result.id), result.id, reason="expired")
+
+
 # --- routes
 
 
