@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from celery.app.trace import get_actual_ignore_result
+from celery.exceptions import WorkerLostError
 from kombu.utils import json as kombu_json
 
 from celery_lifecycle.deployment import routed
 from celery_lifecycle.errors import PayloadError
-from celery_lifecycle.model import Job
+from celery_lifecycle.model import Job, Why
 from celery_lifecycle.timing.instants import from_millis
 
 # What of a message is kept, under the names that `apply_async` and the request have for it.
@@ -61,7 +63,7 @@ def _json_of(value: Any, what: str) -> str:
 
 def arguments_of(job: Job) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of an ordinary task: those of its call, or a pushed payload as keywords, list or nothing."""
-    if "call" in job.options:
+    if is_call(job):
         payload = kombu_json.loads(job.payload_json)
         return list(payload["args"]), dict(payload["kwargs"])
     payload = job.payload
@@ -84,3 +86,21 @@ def restore(request: Any, job: Job) -> None:
         chain=canvas.get("chain"),
         expires=from_millis(options["expires_ms"]).isoformat() if "expires_ms" in options else None,
     )  # fmt: skip
+
+
+def is_call(job: Job) -> bool:
+    """Whether a job was born of `apply_async`, whose caller may wait for its result."""
+    return "call" in job.options
+
+
+def tell_of_death(task: Any, request: Any, job: Job, why: Why) -> None:
+    """Tell whoever waits for a call that it will never run: as Celery does, in its result, its chord and its `link_error`."""
+    if not is_call(job):
+        return
+    restore(request, job)
+    stores = not get_actual_ignore_result(task, request) or task.store_errors_even_if_ignored
+    if why in (Why.EXPIRED, Why.REVOKED):
+        task.backend.mark_as_revoked(request.id, why.value, request=request, store_result=stores)
+        return
+    error = WorkerLostError(f"{job.object}#{job.id} did not run, it is a dead job ({why.value}).")
+    task.backend.mark_as_failure(request.id, error, request=request, store_result=stores)

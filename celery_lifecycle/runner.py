@@ -61,6 +61,7 @@ class Report:
         token: of the run; links that have none yet get it.
         again_ms: the job is put back to be tried again then.
         value: the job's own return value, where any value is allowed.
+        dead: the job that became a dead job (`why`) instead of being run.
     """
 
     result: dict[str, Any]
@@ -70,6 +71,8 @@ class Report:
     again_ms: int | None = None
     value: Any = None
     completed: bool = False
+    dead: Job | None = None
+    why: Why | None = None
 
 
 @dataclass(slots=True)
@@ -153,7 +156,13 @@ class Runner:
 
     def _passed(self, begun: Begun) -> Report:
         self._follow_up(begun.shipment)
-        return Report({"outcome": "passed", "at": None}, goes_on=not begun.closed, token=begun.token)
+        return Report(
+            {"outcome": "passed", "at": None},
+            goes_on=not begun.closed,
+            token=begun.token,
+            dead=begun.dead,
+            why=begun.why,
+        )
 
     def _follow_up(self, shipment: Shipment | None) -> None:
         if shipment is not None:

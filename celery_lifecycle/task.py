@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 from celery.utils import uuid
 
 from celery_lifecycle import events, memory, tracked, validate
-from celery_lifecycle.calls import options_of, payload_of, restore
+from celery_lifecycle.calls import options_of, payload_of, restore, tell_of_death
 from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target, current_run
 from celery_lifecycle.dispatch import forward_chain
@@ -133,6 +133,8 @@ class LifecycleTask(TaskSchedules, Task):
             request.chain = chain or None
             return report.value if code.plain and report.completed else report.result
         self._carry_on(chain)
+        if report.dead is not None and report.why is not None:
+            tell_of_death(self, request, report.dead, report.why)
         if report.error is None:
             raise Ignore(f"The task goes on: {report.result}")
         if link.is_promised and isinstance(report.error, Fenced):

@@ -11,16 +11,18 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import Celery, bootsteps, signals
+from celery.app.task import Context
 from celery.exceptions import Retry, Terminated, WorkerLostError
 from celery.worker import state as worker_state
 from celery.worker.control import Panel
 from celery.worker.request import Request
 
 from celery_lifecycle import events, tracked
+from celery_lifecycle.calls import restore, tell_of_death
 from celery_lifecycle.errors import ConfigurationError, DatabaseUnavailable, LifecycleError, SchemaOutdated
 from celery_lifecycle.life import begin_life, this_life, what_ended
 from celery_lifecycle.link import header_in, link_of
-from celery_lifecycle.model import Link, ObjectRef, Why
+from celery_lifecycle.model import Job, Link, ObjectRef, Why
 from celery_lifecycle.outcome import tell, told_of
 from celery_lifecycle.store.ends import End
 from celery_lifecycle.store.workers import Running
@@ -84,6 +86,9 @@ class LifecycleRequest(Request):
         if ended is None:
             return exc_info
         tell(ended)
+        for job in ended.dead:
+            if link.is_promised and job.id == link.job:
+                restore(self._context, job)  # its message had none of the call's callbacks
         if ended.dead or isinstance(error, Terminated):
             return _shown(WorkerLostError(f"{told_of(ended)} {error}")) if ended.context else exc_info
         if link.is_promised:  # whoever waits for this id must not be told of a failure: the job runs again under it
@@ -365,11 +370,21 @@ def _revoking(state: Any, task_id: Any, terminate: bool = False, *args: Any, **k
         names = [task.name for task in state.app.tasks.values() if isinstance(task, LifecycleTask)]
         for one in [task_id] if isinstance(task_id, str) else list(task_id or []):
             try:
-                lifecycle.store.jobs.revoke(names, one, running=terminate)
+                job = lifecycle.store.jobs.revoke(names, one, running=terminate)
+                if job is not None:
+                    _tell_revoked(state.app, job)
             except LifecycleError as error:
                 events.database_failed(f"Revoked tasks from {one} on could not be taken out of the job table", error)
                 break  # each try holds the worker's event loop until it is given up
     return _celery_revoke(state, task_id, terminate, *args, **kwargs)
+
+
+def _tell_revoked(app: Celery, job: Job) -> None:
+    request = Context(id=job.id, task=job.task, **{key: job.options.get(key) for key in ("root_id", "parent_id")})
+    try:
+        tell_of_death(app.tasks[job.task], request, job, Why.REVOKED)
+    except Exception as error:  # the result backend's client raises whatever its transport does
+        events.unexpected(f"Whoever waits for {job.id} could not be told that it was revoked", error)
 
 
 _celery_revoke = Panel.data["revoke"]

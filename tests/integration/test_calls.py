@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from celery import Celery
+from celery import Celery, chord
 from kombu import Exchange, Queue
 
 from celery_lifecycle import Lifecycle, LifecycleTask, lifecycle_job
@@ -221,6 +221,69 @@ def test_a_retry_keeps_when_its_call_expires(harness: Harness, lifecycle: Lifecy
     harness.advance(60)
     assert seen == ["2026-01-01T12:00:10+00:00"] * 3
     harness.assert_dead(lifecycle.object("call", result.id), result.id, reason="expired")
+
+
+# --- calls that never run
+
+
+def waiting(lifecycle: Lifecycle, ends: str, harness: Harness) -> tuple[Any, Any]:
+    """A call that comes to the given end, in a chord with one that runs; the results of both, and of the chord."""
+    task = task_of(lifecycle, body_that(harness))
+    task_of(lifecycle, lambda self, results: results, name="total")
+    options: dict[str, Any] = {"countdown": 10, "link_error": task_of(lifecycle, print, name="failed").si()}
+    if ends == "expired":
+        options["expires"] = 5
+    header = [task.si("ok"), task.si(ends).set(**options)]
+    result = chord(header)(lifecycle.app.tasks["total"].s())
+    return result.parent.results[1], result
+
+
+def body_that(harness: Harness) -> Callable[..., Any]:
+    def body(self: Any, what: str) -> None:
+        if what == "timed out":
+            harness.die("crash")
+
+    return body
+
+
+@pytest.mark.parametrize("ends", ["expired", "revoked"])
+def test_a_call_that_never_runs_is_revoked_for_whoever_waits(harness: Harness, lifecycle: Lifecycle, ends: str) -> None:
+    call, total = waiting(lifecycle, ends, harness)
+    harness.run_due()
+    if ends == "revoked":
+        harness.revoke(call.id)
+    harness.advance(60)
+    harness.assert_dead(lifecycle.object("call", call.id), call.id, reason=ends)
+    assert call.state == "REVOKED"
+    assert total.state == "FAILURE"
+
+
+def test_a_call_that_dies_with_its_process_ends_its_chord(harness: Harness, lifecycle: Lifecycle) -> None:
+    call, total = waiting(lifecycle, "timed out", harness)
+    harness.advance(3600)
+    harness.assert_dead(lifecycle.object("call", call.id), call.id, reason="sealed")
+    assert (call.state, total.state) == ("FAILURE", "FAILURE")
+    assert "failed" in [one.task for one in harness.ran]
+
+
+def test_a_call_that_is_sealed_with_its_line_fails_for_whoever_waits(harness: Harness, lifecycle: Lifecycle) -> None:
+    def body(self: Any, generation: int) -> None:
+        results.append(self.apply_async((generation + 1,), countdown=1))
+        harness.die("crash")
+
+    results: list[Any] = []
+    task = task_of(lifecycle, body, ignore_result=False)
+    results.append(task.apply_async((0,), countdown=1))
+    harness.advance(3600)
+    assert {result.state for result in results} == {"FAILURE"}
+
+
+def test_a_result_that_nobody_wants_is_not_stored_for_a_call_that_never_runs(
+    harness: Harness, lifecycle: Lifecycle
+) -> None:
+    result = task_of(lifecycle, lambda self: None).apply_async(countdown=10, expires=5, ignore_result=True)
+    harness.advance(60)
+    assert result.state == "PENDING"
 
 
 # --- routes
