@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 from celery.app.trace import get_actual_ignore_result
 from celery.exceptions import WorkerLostError
+from celery.utils.time import maybe_iso8601
 from kombu.utils import json as kombu_json
 
 from celery_lifecycle.deployment import routed
-from celery_lifecycle.errors import PayloadError
+from celery_lifecycle.errors import PayloadError, TimeInvalid
 from celery_lifecycle.model import Job, Why
-from celery_lifecycle.timing.instants import from_millis
+from celery_lifecycle.timing.instants import delay_to_millis, from_millis, to_millis
 
 # What of a message is kept, under the names that `apply_async` and the request have for it.
 _CANVAS = ("chain", "chord", "group_id", "group_index", "link", "link_error")
@@ -59,6 +61,39 @@ def _json_of(value: Any, what: str) -> str:
         return str(kombu_json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(f"{what} not JSON: {error}.") from error
+
+
+def due_of(eta: Any, countdown: Any) -> tuple[datetime | None, Any]:
+    """When a call is due, as a date or a delay: `countdown` goes before `eta`, as in Celery.
+
+    Raises:
+        TimeInvalid: the eta is no date.
+    """
+    if countdown or not eta:
+        return None, countdown
+    return _date(eta, "eta"), None
+
+
+def expires_ms(expires: Any, now: Callable[[], int], is_retry: bool) -> int:
+    """When a call expires; a retry has it as its own message had it, where Celery reads a naive date as one in UTC.
+
+    Raises:
+        TimeInvalid: it is neither a date, a timedelta nor seconds.
+    """
+    if not isinstance(expires, (str, datetime)):
+        return now() + delay_to_millis(expires)
+    date = _date(expires, "expires")
+    return to_millis(date.replace(tzinfo=timezone.utc) if is_retry and date.tzinfo is None else date)
+
+
+def _date(given: Any, what: str) -> datetime:
+    try:
+        date = maybe_iso8601(given)
+    except (TypeError, ValueError):
+        date = None
+    if not isinstance(date, datetime):
+        raise TimeInvalid(f"{what}={given!r} is no date: give an aware datetime, or the ISO 8601 text of one.")
+    return date
 
 
 def arguments_of(job: Job) -> tuple[list[Any], dict[str, Any]]:

@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 from celery.utils import uuid
 
 from celery_lifecycle import events, memory, tracked, validate
-from celery_lifecycle.calls import options_of, payload_of, restore, tell_of_death
+from celery_lifecycle.calls import due_of, expires_ms, options_of, payload_of, restore, tell_of_death
 from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target, current_run
 from celery_lifecycle.dispatch import forward_chain
@@ -24,7 +24,6 @@ from celery_lifecycle.errors import (
     NameInvalid,
     OutOfMemory,
     PayloadError,
-    TimeInvalid,
     WrongDatabase,
 )
 from celery_lifecycle.handles import ObjectHandle
@@ -219,9 +218,9 @@ class LifecycleTask(TaskSchedules, Task):
             shadow=shadow,
             **options,
         )
-        countdown, is_retry = options.get("countdown"), bool(options.get("retries"))
+        eta, countdown, is_retry = options.get("eta"), options.get("countdown"), bool(options.get("retries"))
         # A retry is durable also without a delay, as autoretry with jitter often draws it: its job leaves the table for it.
-        put_off = options.get("eta") is not None or (countdown is not None if is_retry else bool(countdown))
+        put_off = bool(eta) or (countdown is not None if is_retry else bool(countdown))
         if not put_off or self.app.conf.task_always_eager:
             return super().apply_async(producer=producer, **call)
         try:
@@ -256,9 +255,9 @@ class LifecycleTask(TaskSchedules, Task):
         kept = options_of(self.name, task_id, options)
         expires = options.get("expires")
         if expires is not None:
-            kept["expires_ms"] = self._expires_ms(expires)
-        eta, countdown = call.get("eta"), call.get("countdown")
-        at, delay = self._eta(eta), None if eta is not None else countdown
+            now = self.app.lifecycle.store.beats.now
+            kept["expires_ms"] = expires_ms(expires, now, is_retry=bool(options.get("retries")))
+        at, delay = due_of(call.get("eta"), call.get("countdown"))
         target = replace(self.push_target, owner=HOST)
         push = Push(self.name, at, delay, payload_of(self.name, args, kwargs), task_id)
         ref = ObjectRef(validate.kind(self.name), task_id)
@@ -276,24 +275,6 @@ class LifecycleTask(TaskSchedules, Task):
         if headers:
             signature.options["headers"] = {key: value for key, value in headers.items() if key != HEADER}
         return signature
-
-    def _eta(self, eta: Any) -> datetime | None:
-        """Celery takes a naive eta as one in the app's time zone; ours must say what it means."""
-        if eta is None:
-            return None
-        if isinstance(eta, str):
-            eta = datetime.fromisoformat(eta)
-        if not isinstance(eta, datetime):
-            raise TimeInvalid(f"eta={eta!r}: give an aware datetime.")
-        return eta
-
-    def _expires_ms(self, expires: Any) -> int:
-        if isinstance(expires, str):
-            expires = datetime.fromisoformat(expires)
-        if isinstance(expires, datetime):
-            return to_millis(expires)
-        given = expires if isinstance(expires, timedelta) else float(expires)
-        return int(self.app.lifecycle.store.beats.now()) + delay_to_millis(given)
 
     def retry(
         self,

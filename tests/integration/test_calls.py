@@ -1,7 +1,7 @@
 """Ordinary tasks with ``base=LifecycleTask``: a call that is put off behaves as Celery's own, and is kept by the table."""
 
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, time, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -11,7 +11,7 @@ from celery import Celery, chord
 from kombu import Exchange, Queue
 
 from celery_lifecycle import Lifecycle, LifecycleTask, lifecycle_job
-from celery_lifecycle.errors import DatabaseUnavailable
+from celery_lifecycle.errors import DatabaseUnavailable, TimeInvalid
 from celery_lifecycle.testing import Harness
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
@@ -221,6 +221,49 @@ def test_a_retry_keeps_when_its_call_expires(harness: Harness, lifecycle: Lifecy
     harness.advance(60)
     assert seen == ["2026-01-01T12:00:10+00:00"] * 3
     harness.assert_dead(lifecycle.object("call", result.id), result.id, reason="expired")
+
+
+@pytest.mark.databases("sqlite")
+def test_a_retry_takes_a_naive_expiry_as_celery_does(harness: Harness, lifecycle: Lifecycle) -> None:
+    task = task_of(lifecycle, lambda self: self.retry(countdown=60))
+    result = task.apply_async(expires=datetime(2100, 1, 1))
+    harness.run_due()
+    assert (
+        job_of(lifecycle, result).options["expires_ms"] == datetime(2100, 1, 1, tzinfo=timezone.utc).timestamp() * 1000
+    )
+
+
+# --- times
+
+
+@pytest.mark.databases("sqlite")
+def test_a_countdown_goes_before_an_eta(harness: Harness, lifecycle: Lifecycle) -> None:
+    task = task_of(lifecycle, lambda self: None)
+    eta = NOON + timedelta(hours=1)
+    assert job_of(lifecycle, task.apply_async(eta=eta, countdown=5)).due_at == NOON + timedelta(seconds=5)
+    assert job_of(lifecycle, task.apply_async(eta=eta, countdown=0)).due_at == eta
+    assert job_of(lifecycle, task.apply_async(eta="2026-01-01T13:00:00Z")).due_at == eta
+
+
+@pytest.mark.databases("sqlite")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eta": "soon"},
+        {"eta": 5},
+        {"eta": datetime(2026, 1, 1, 13)},
+        {"countdown": "5"},
+        {"countdown": 5, "expires": "60"},
+        {"countdown": 5, "expires": [60]},
+        {"countdown": 5, "expires": datetime(2026, 1, 1, 13)},
+    ],
+    ids=repr,
+)
+def test_a_time_that_is_none_is_refused_in_words(
+    harness: Harness, lifecycle: Lifecycle, options: dict[str, Any]
+) -> None:
+    with pytest.raises(TimeInvalid):
+        task_of(lifecycle, lambda self: None).apply_async(**options)
 
 
 # --- calls that never run
