@@ -27,6 +27,7 @@ _MESSAGE = (
     "parent_id",
     "retries",
     "headers",
+    "reply_to",
 )
 
 

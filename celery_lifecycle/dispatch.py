@@ -30,7 +30,16 @@ _TIMEOUTS = {
     "amqp": {"read_timeout": SEND_TIMEOUT, "write_timeout": SEND_TIMEOUT},
 }
 _HEADERS = ("root_id", "parent_id", "retries", "ignore_result")
-_LINK_OPTIONS = ("queue", "exchange", "routing_key", "priority", "time_limit", "soft_time_limit", "ignore_result")
+_LINK_OPTIONS = (
+    "queue",
+    "exchange",
+    "routing_key",
+    "priority",
+    "time_limit",
+    "soft_time_limit",
+    "ignore_result",
+    "reply_to",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,15 @@ class Sender:
             return list(shipments)
         return failed
 
+    def expect_reply(self, backend: Any, task_id: str) -> None:
+        """Have a backend whose results are messages declare the queue for them, as Celery does before it publishes a call."""
+        with self._lock:
+            try:
+                backend.on_task_call(self._ready_producer(), task_id)
+            except Exception as error:  # the broker's client raises whatever its transport does
+                self.reset()
+                events.no_reply_queue(task_id, error)
+
     def _published(self, producer: Producer, shipment: Shipment, message: dict[str, Any]) -> bool:
         try:
             producer.publish(**message)
@@ -165,6 +183,8 @@ class Sender:
         headers.update(options.get("headers") or {})
         if options.get("priority") is not None:
             message["priority"] = options["priority"]
+        if options.get("reply_to"):
+            message["reply_to"] = options["reply_to"]
 
     def _chain(self, shipment: Shipment, name: str) -> list[dict[str, Any]]:
         """The links behind the first, in Celery's order: the next one is the last."""

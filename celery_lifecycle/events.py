@@ -198,6 +198,12 @@ def unsendable(ref: ObjectRef, error: BaseException) -> None:
     _say(logging.ERROR, "The chain of %s can't be sent: %r", ref, error, ref=ref)
 
 
+def no_reply_queue(task_id: str, error: BaseException) -> None:
+    _say(
+        logging.WARNING, "The queue for the result of %s could not be declared; who waits for it late may miss it: %s", task_id, error
+    )  # fmt: skip
+
+
 def close_failed(error: BaseException) -> None:
     _say(logging.DEBUG, "Closing a broken broker connection failed: %r", error)
 

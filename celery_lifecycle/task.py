@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from celery import Celery, Task, shared_task
+from celery.backends.rpc import RPCBackend
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 from celery.utils import uuid
 
@@ -248,6 +249,9 @@ class LifecycleTask(TaskSchedules, Task):
             **self._get_exec_options(),
             **{key: value for key, value in call.items() if value is not None},
         }
+        if "reply_to" not in options and self._replies(options):
+            options["reply_to"] = self.app.thread_oid
+            self.app.lifecycle.sender.expect_reply(self.backend, task_id)
         parent = self.app.current_worker_task
         if parent is not None:
             options.setdefault("root_id", parent.request.root_id or parent.request.id)
@@ -267,6 +271,10 @@ class LifecycleTask(TaskSchedules, Task):
         if parent is not None and options.get("add_to_parent", True):
             parent.add_trail(result)
         return result
+
+    def _replies(self, options: dict[str, Any]) -> bool:
+        """Whether the result is a message to the caller, which nobody but the caller's own queue keeps."""
+        return isinstance(self.backend, RPCBackend) and not options.get("ignore_result", self.ignore_result)
 
     def signature_from_request(self, request: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Celery's, for `retry`: the new message is a call, not the link that is running."""

@@ -81,6 +81,19 @@ def test_with_a_result_backend_each_link_has_its_outcome_as_its_result(
     assert app.AsyncResult(ids["again"][1]).get(timeout=10)["outcome"] == "complete"
 
 
+@pytest.mark.combinations(("mariadb", "rabbitmq"))
+def test_results_that_are_messages_come_back_to_who_called_with_an_eta(
+    start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, app: Celery
+) -> None:
+    assert app.conf.result_backend == "rpc://"
+    start_worker()
+    start_beat()
+    early = app.tasks["add"].apply_async((1, 2), countdown=0.1)
+    later = app.tasks["flaky"].apply_async(("f", 1), countdown=0.5)
+    assert later.get(timeout=20) == "f"
+    assert early.get(timeout=20) == 3
+
+
 @pytest.mark.parametrize(
     ("settings", "environment_of_worker"),
     [({}, {"RESULT_BACKEND": ""}), ({"task_ignore_result": True}, {})],

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 from celery import Celery, chord
+from celery.backends.rpc import RPCBackend
 from kombu import Exchange, Queue
 
 from celery_lifecycle import Lifecycle, LifecycleTask, lifecycle_job
@@ -327,6 +328,38 @@ def test_a_result_that_nobody_wants_is_not_stored_for_a_call_that_never_runs(
     result = task_of(lifecycle, lambda self: None).apply_async(countdown=10, expires=5, ignore_result=True)
     harness.advance(60)
     assert result.state == "PENDING"
+
+
+# --- results that are messages
+
+
+@pytest.mark.databases("sqlite")
+def test_the_queue_of_the_caller_goes_with_the_call_and_its_retries(
+    harness: Harness, lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, seen, declared = lifecycle.app, [], []
+    task = task_of(lifecycle, lambda self: seen.append(self.request.reply_to) or self.retry(countdown=1), max_retries=1)
+    backend = RPCBackend(app)
+    monkeypatch.setattr(task, "_backend", backend)
+    monkeypatch.setattr(backend, "store_result", lambda *args, **kwargs: None)
+    monkeypatch.setattr(backend, "on_task_call", lambda producer, task_id: declared.append(task_id))
+    result = task.apply_async(countdown=1)
+    harness.advance(60)
+    assert seen == [app.thread_oid] * 2
+    assert declared == [result.id]
+
+
+@pytest.mark.databases("sqlite")
+def test_a_call_is_stored_also_if_the_queue_for_its_result_can_not_be_declared(
+    harness: Harness, lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(producer: Any, task_id: str) -> None:
+        raise ConnectionError("The broker is away.")
+
+    task = task_of(lifecycle, lambda self: None)
+    monkeypatch.setattr(task, "_backend", RPCBackend(lifecycle.app))
+    monkeypatch.setattr(task.backend, "on_task_call", refuses)
+    assert job_of(lifecycle, task.apply_async(countdown=1)) is not None
 
 
 # --- routes
