@@ -110,12 +110,13 @@ def arguments_of(job: Job) -> tuple[list[Any], dict[str, Any]]:
     return ([] if payload is None else [payload]), {}
 
 
-def restore(request: Any, job: Job) -> None:
+def restore(request: Any, job: Job, attempt: int = 1) -> None:
     """Make a link's request that of the call: as if its message had come with its eta."""
     options = job.options
     args, kwargs = arguments_of(job)
     canvas = kombu_json.loads(options["canvas"]) if "canvas" in options else {}
-    request.update(args=args, kwargs=kwargs, retries=options.get("retries", 0), eta=None)
+    retries = options.get("retries", 0) if is_call(job) else attempt - 1
+    request.update(args=args, kwargs=kwargs, retries=retries, eta=None, lifecycle_pushed=not is_call(job))
     request.update(
         callbacks=canvas.get("link"), errbacks=canvas.get("link_error"), chord=canvas.get("chord"),
         group=canvas.get("group_id"), group_index=canvas.get("group_index"), lifecycle_chain=canvas.get("chain"),

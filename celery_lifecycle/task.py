@@ -178,7 +178,7 @@ class LifecycleTask(TaskSchedules, Task):
     def _call_plain(self, ctx: Any) -> Any:
         """Call an ordinary task under the request that its caller made, as if the message had come with its eta."""
         request = self.request
-        restore(request, ctx.job)
+        restore(request, ctx.job, ctx.attempt)
         try:
             return self.run(*request.args, **request.kwargs)
         finally:
@@ -295,8 +295,10 @@ class LifecycleTask(TaskSchedules, Task):
         max_retries: int | None = None,
         **options: Any,
     ) -> Any:
-        """In a `@lifecycle_job`: put the job back with its attempt count; in any other task: as Celery's, but durable."""
-        if self.lifecycle_target is None or self.request.called_directly:
+        """In a job that was pushed or scheduled: put it back with its attempt count; in a call: as Celery's, but durable."""
+        # What was pushed or scheduled stays what it is, with its id and its schedule, unless it is to have other arguments.
+        stays = bool(self.request.get("lifecycle_pushed")) and args is None and kwargs is None and not options
+        if self.request.called_directly or not (self.lifecycle_target is not None or stays):
             try:
                 return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
             except Reject as rejected:

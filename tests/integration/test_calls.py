@@ -234,6 +234,41 @@ def test_a_retry_takes_a_naive_expiry_as_celery_does(harness: Harness, lifecycle
     )
 
 
+def test_a_retry_of_what_was_pushed_puts_its_job_back(harness: Harness, lifecycle: Lifecycle) -> None:
+    retries = []
+
+    def body(self: Any, **kwargs: Any) -> None:
+        retries.append((self.request.retries, kwargs))
+        raise OSError("net")
+
+    task = task_of(lifecycle, body, autoretry_for=(OSError,), default_retry_delay=60, max_retries=2)
+    task.push(id="foo", payload={"a": 1})
+    harness.run_due()
+    assert [str(one.ref) for one in lifecycle.store.objects.find_many()] == ["call/foo"]
+    harness.advance(600)
+    assert retries == [(0, {"a": 1}), (1, {"a": 1}), (2, {"a": 1})]
+    assert "net" in (harness.assert_dead(lifecycle.object("call", "foo"), "foo", reason="failed").error or "")
+
+
+def test_a_retry_of_a_schedule_ends_with_it(harness: Harness, lifecycle: Lifecycle) -> None:
+    retries = []
+
+    def body(self: Any) -> None:
+        retries.append(self.request.retries)
+        raise self.retry(countdown=60)
+
+    task = task_of(lifecycle, body)
+    task.schedule("0 * * * *", id="hourly")
+    harness.advance(3600)
+    assert retries == [0]
+    harness.advance(60)
+    assert retries == [0, 1]
+    assert task.cancel_schedule("hourly")
+    harness.advance(7200)
+    assert retries == [0, 1]
+    assert lifecycle.store.objects.find_many() == []
+
+
 # --- times
 
 
