@@ -216,10 +216,9 @@ def _function_task(function: Any, options: JobOptions, app: Celery | None) -> An
     validate.kind(name)
 
     def code(deployment: Deployment, ref: ObjectRef) -> Code:
-        handle = deployment.object(ref.kind, ref.name)
-        return Code(
-            name, ref, handle, handle._resolve, function, limit=deployment.config.max_memory_strikes,
-            memory_limit=options.memory_limit, retry=options.retry or RetryPolicy(),
-        )  # fmt: skip
+        made: Code = deployment.object(ref.kind, ref.name)._code(
+            name, call=function, memory_limit=options.memory_limit, retry=options.retry or RetryPolicy()
+        )
+        return made
 
     return make_task(name, code, options.target(name, HOST), options.celery, app, function.__module__)

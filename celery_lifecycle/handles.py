@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from celery_lifecycle import validate
+from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target
 from celery_lifecycle.errors import UnknownTask
 from celery_lifecycle.holds import KeepAlive
@@ -58,6 +59,11 @@ class ObjectHandle(Scheduling):
                 " class, or give the full name of its task."
             )
         return self._deployment.target(fn)
+
+    def _code(self, task: str, **job: Any) -> Code:
+        """The code of a link of this object: what its kind brings to every link, and this `job`."""
+        limit = self._deployment.config.max_memory_strikes
+        return Code(**{"task": task, "ref": self._ref, "handle": self, "resolve": self._resolve, "limit": limit, **job})
 
     # --- schedules
 

@@ -177,6 +177,23 @@ class LifecycleObject(ObjectHandle):
     def _callback_of(self, task: str) -> str:
         return _method_of(type(self), HOST, task) or super()._callback_of(task)
 
+    def _code(self, task: str, **job: Any) -> Code:
+        cls = type(self)
+        parts = [getattr(self, name) for name in cls._capabilities.values()]
+        starts = [self.on_start] if _overrides(cls, "on_start", LifecycleObject) else []
+        starts += [part.on_start for part in parts if _overrides(type(part), "on_start", Capability)]
+        hooks = [part.on_memory_limit for part in parts if _overrides(type(part), "on_memory_limit", Capability)]
+        hooks += [self.on_memory_limit] if _overrides(cls, "on_memory_limit", LifecycleObject) else []
+        return replace(
+            super()._code(task, **job),
+            starts=tuple(starts),
+            alarm=self.on_alarm if _overrides(cls, "on_alarm", LifecycleObject) else None,
+            memory_hooks=tuple(hooks),
+            hook_task=f"{cls.kind}.on_memory_limit" if hooks else None,
+            owners=frozenset({HOST, SCHEDULER, *cls._capabilities}),
+            limit=cls.max_memory_strikes or self._deployment.config.max_memory_strikes,
+        )
+
 
 def _method_of(cls: type[LifecycleObject], owner: str, task: str) -> str | None:
     """The name of the method that a task is made of."""
@@ -243,29 +260,18 @@ def _code(
     method: JobMethod | None,
 ) -> Code:  # fmt: skip
     handle = cls(ref.name, lifecycle=deployment)
-    parts = [getattr(handle, name) for name in cls._capabilities.values()]
-    starts = [handle.on_start] if _overrides(cls, "on_start", LifecycleObject) else []
-    starts += [part.on_start for part in parts if _overrides(type(part), "on_start", Capability)]
-    hooks = [part.on_memory_limit for part in parts if _overrides(type(part), "on_memory_limit", Capability)]
-    hooks += [handle.on_memory_limit] if _overrides(cls, "on_memory_limit", LifecycleObject) else []
+    if method is None:
+        return handle._code(task)
     holder: Any = getattr(handle, attribute) if attribute is not None else handle
     has_error_hook = attribute is not None and _overrides(type(holder), "on_job_error", Capability)
-    return Code(
-        task=task,
-        ref=ref,
-        handle=handle,
+    return handle._code(
+        task,
         resolve=holder._resolve,
-        call=method.function.__get__(holder) if method is not None else lambda ctx: None,
-        starts=tuple(starts),
-        alarm=handle.on_alarm if _overrides(cls, "on_alarm", LifecycleObject) else None,
-        memory_hooks=tuple(hooks),
-        hook_task=f"{cls.kind}.on_memory_limit" if hooks else None,
+        call=method.function.__get__(holder),
         on_error=holder.on_job_error if has_error_hook else None,
         owner=holder.id if isinstance(holder, Capability) else HOST,
-        owners=frozenset({HOST, SCHEDULER, *cls._capabilities}),
-        limit=cls.max_memory_strikes or deployment.config.max_memory_strikes,
-        memory_limit=method.options.memory_limit if method is not None else None,
-        retry=(method.options.retry if method is not None else None) or RetryPolicy(),
+        memory_limit=method.options.memory_limit,
+        retry=method.options.retry or RetryPolicy(),
     )
 
 

@@ -156,11 +156,10 @@ class LifecycleTask(TaskSchedules, Task):
         """The code of this task for one object."""
         if self.lifecycle_code is not None:
             return self.lifecycle_code(deployment, ref)
-        return Code(
-            self.name, ref, deployment.object(ref.kind, ref.name), deployment.target, self._call_plain,
-            limit=deployment.config.max_memory_strikes, retry=ONE_ATTEMPT, plain=True,
-            memory_limit=self.lifecycle_memory_limit,
-        )  # fmt: skip
+        made: Code = deployment.object(ref.kind, ref.name)._code(
+            self.name, call=self._call_plain, retry=ONE_ATTEMPT, plain=True, memory_limit=self.lifecycle_memory_limit
+        )
+        return made
 
     def _code_that_fails(self, deployment: Deployment, ref: ObjectRef, error: Exception) -> Code:
         """In the place of code whose object can't be made: to fail like a body, so that it is tried again, and dead in the end."""

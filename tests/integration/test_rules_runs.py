@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
+from celery_lifecycle import Lifecycle, LifecycleObject, LifecycleTask, lifecycle_job
 from celery_lifecycle.testing import Harness
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
@@ -69,6 +69,54 @@ def test_a_run_is_on_start_then_the_due_jobs_in_due_order_then_on_alarm_once(har
     harness.run_due()
     assert world.called == ["on_start", "first", "a", "b", "c", "on_alarm"]
     harness.assert_pending(cart, "later", at=NOON + timedelta(seconds=90))
+
+
+@pytest.fixture(params=["function", "ordinary task"])
+def charge(request: pytest.FixtureRequest, lifecycle: Lifecycle, world: World) -> Any:
+    """A task that is no method of the class to whose objects it is pushed."""
+    if request.param == "function":
+
+        @lifecycle_job(name="charge", app=lifecycle.app)
+        def charge(ctx: Any) -> None:
+            world.called.append("charge")
+
+        return charge
+
+    @lifecycle.app.task(base=LifecycleTask, name="charge", shared=False)
+    def charge_task() -> None:
+        world.called.append("charge")
+
+    return charge_task
+
+
+def test_a_job_that_is_no_method_runs_as_any_other_of_its_object(harness: Harness, world: World, charge: Any) -> None:
+    cart = world.Cart("a")
+    cart.jobs.push(charge, id="c", delay=1)
+    harness.advance(1)
+    assert world.called == ["on_start", "charge", "on_alarm"]
+    world.called.clear()
+    cart.jobs.push(charge, id="c", delay=1)
+    cart.jobs.push("go", id="g", delay=1)
+    cart.jobs.push(charge, id="h", delay=1)
+    harness.advance(1)
+    assert world.called == ["on_start", "charge", "g", "charge", "on_alarm"]
+
+
+def test_a_job_that_is_no_method_seals_by_the_rules_of_its_object(
+    harness: Harness, lifecycle: Lifecycle, world: World, charge: Any
+) -> None:
+    class Strict(LifecycleObject, lifecycle=lifecycle):
+        max_memory_strikes = 1
+
+        def on_memory_limit(self, context: Any) -> None:
+            world.called.append(f"{context.executing} sealed: {context.sealed}")
+
+    strict = Strict("a")
+    strict.jobs.push(charge, id="c", delay=1)
+    harness.kill_next("c", times=3)
+    harness.advance(600)
+    assert world.called == ["c sealed: True"]
+    assert harness.assert_dead(strict, "c", reason="sealed").details["strikes"] == 1
 
 
 def test_jobs_of_one_object_run_one_at_a_time(harness: Harness, world: World) -> None:
