@@ -15,7 +15,7 @@ from celery_lifecycle.deployment import Deployment, Target, routed
 from celery_lifecycle.errors import PolicyInvalid
 from celery_lifecycle.model import HOST, Job, ObjectRef, Outcome, RetryPolicy
 from celery_lifecycle.queue import JobQueue
-from celery_lifecycle.task import LifecycleTask, make_task
+from celery_lifecycle.task import LifecycleTask, claim_names, make_task
 
 Method: TypeAlias = Callable[[Any, Any], Outcome]
 Function: TypeAlias = Callable[[Any], Outcome]
@@ -213,7 +213,7 @@ def _is_method(function: Any) -> bool:
 
 def _function_task(function: Any, options: JobOptions, app: Celery | None) -> Any:
     name = options.name or f"{function.__module__}.{function.__name__}"
-    validate.kind(name)
+    claim_names([(validate.kind(name), f"the job {function.__module__}.{function.__qualname__}")], app)
 
     def code(deployment: Deployment, ref: ObjectRef) -> Code:
         made: Code = deployment.object(ref.kind, ref.name)._code(

@@ -46,7 +46,7 @@ class UnknownTask(LifecycleError, LookupError):
 
 
 class KindConflict(LifecycleError):
-    """Two object classes have the same kind. Give one of them its own `kind = "…"`."""
+    """Two object classes have the same kind, or two jobs the same task name. Give one of them its own `kind = "…"`, or `name="…"`."""
 
 
 class OwnerConflict(LifecycleError):

@@ -16,7 +16,7 @@ from celery_lifecycle.handles import ObjectHandle
 from celery_lifecycle.model import HOST, SCHEDULER, AlarmInfo, MemoryLimitContext, ObjectRef, RetryPolicy
 from celery_lifecycle.queue import JobQueue, Resolve
 from celery_lifecycle.schedules import Scheduling
-from celery_lifecycle.task import make_task
+from celery_lifecycle.task import claim_names, make_task
 
 C = TypeVar("C", bound="Capability")
 
@@ -136,8 +136,8 @@ class LifecycleObject(ObjectHandle):
                 f" {cls.kind!r}. Give one of them its own: kind = '…'."
             )
         _check_strikes(cls)
-        kinds[cls.kind] = cls
         _register(cls)
+        kinds[cls.kind] = cls
 
     # What an object class may define.
 
@@ -215,10 +215,11 @@ def _register(cls: type[LifecycleObject]) -> None:
     """Make a Celery task of each job, of `on_alarm` and of the memory hooks of a class."""
     app = cls._lifecycle.app if cls._lifecycle is not None else None
     cls._targets, cls._capabilities = {}, {}
+    jobs: list[tuple[str, str | None, JobMethod]] = []
     for attribute in dir(cls):
         member = _member(cls, attribute)
         if isinstance(member, JobMethod):
-            _add_job(cls, HOST, None, member, app)
+            jobs.append((HOST, None, member))
         elif isinstance(member, Capability):
             if member.id in cls._capabilities:
                 raise LifecycleError(f"{cls.__name__} has two capabilities with the id {member.id!r}.")
@@ -226,9 +227,12 @@ def _register(cls: type[LifecycleObject]) -> None:
             for inner in dir(type(member)):
                 method = _member(type(member), inner)
                 if isinstance(method, JobMethod):
-                    _add_job(cls, member.id, attribute, method, app)
-    for name in ("on_alarm", "on_memory_limit"):
-        task = f"{cls.kind}.{name}"
+                    jobs.append((member.id, attribute, method))
+    hooks = {f"{cls.kind}.{name}": f"the hook {name} of {_path(cls)}" for name in ("on_alarm", "on_memory_limit")}
+    claim_names([*hooks.items(), *(_claim(cls, owner, method) for owner, _, method in jobs)], app)
+    for owner, held_as, method in jobs:
+        _add_job(cls, owner, held_as, method, app)
+    for task in hooks:
         make_task(task, _code_factory(cls, task, None, None), Target(task, HOST, cls.kind), {}, app, cls.__module__)
 
 
@@ -239,9 +243,22 @@ def _member(cls: type, name: str) -> Any:
     return None
 
 
-def _add_job(cls: type[LifecycleObject], owner: str, attribute: str | None, method: JobMethod, app: Any) -> None:
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _task_name(cls: type[LifecycleObject], owner: str, method: JobMethod) -> str:
     middle = "" if owner == HOST else f"{owner}."
-    task = method.options.name or f"{cls.kind}.{middle}{method.name}"
+    return method.options.name or f"{cls.kind}.{middle}{method.name}"
+
+
+def _claim(cls: type[LifecycleObject], owner: str, method: JobMethod) -> tuple[str, str]:
+    of = _path(cls) if owner == HOST else f"the capability {owner!r} of {_path(cls)}"
+    return _task_name(cls, owner, method), f"the job {method.name} of {of}"
+
+
+def _add_job(cls: type[LifecycleObject], owner: str, attribute: str | None, method: JobMethod, app: Any) -> None:
+    task = _task_name(cls, owner, method)
     target = replace(method.options.target(task, owner), kind=cls.kind)
     cls._targets[owner, method.name] = target
     factory = _code_factory(cls, task, attribute, method)

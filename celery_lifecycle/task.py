@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -21,6 +21,7 @@ from celery_lifecycle.dispatch import forward_chain
 from celery_lifecycle.errors import (
     DatabaseUnavailable,
     Fenced,
+    KindConflict,
     LifecycleError,
     NameInvalid,
     OutOfMemory,
@@ -111,6 +112,8 @@ class LifecycleTask(TaskSchedules, Task):
             )
         kind, _, name = header["name"].partition("/")
         ref = ObjectRef(kind, name)
+        if self.lifecycle_target is not None and self.lifecycle_target.kind not in (None, kind):
+            return self._skip(deployment, header)
         try:
             code = self.code(deployment, ref)
         except Exception as error:  # whatever a class throws when it is made for an object
@@ -143,6 +146,14 @@ class LifecycleTask(TaskSchedules, Task):
             raise Retry("The job is put back", report.error, when=from_millis(report.again_ms))
         raise report.error
 
+    def _skip(self, deployment: Any, header: dict[str, Any]) -> dict[str, Any]:
+        """A link that is none of this task's: put back, and dead after the grace, as one whose task is not known at all."""
+        dead, shipment = deployment.store.ends.skip(link_of(header, self.request.id, last=False), Why.UNKNOWN_TASK)
+        events.unknown(header["name"], self.name, header["job"], dead is not None)
+        if shipment is not None:
+            deployment.send([shipment])
+        return {"outcome": "refused", "reason": f"{self.name} is no job of {header['name']}", "at": None}
+
     def _carry_on(self, chain: list[dict[str, Any]]) -> None:
         """Publish the rest of the chain ourselves; if the broker is away, the run is revived when its lease ends."""
         if not chain:
@@ -167,8 +178,7 @@ class LifecycleTask(TaskSchedules, Task):
         def fail(_: Any) -> None:
             raise error
 
-        target, handle = self.lifecycle_target, ObjectHandle(deployment, ref)
-        assert target is not None
+        target, handle = self.push_target, ObjectHandle(deployment, ref)
         return Code(
             self.name, ref, handle, handle._resolve, fail, alarm=fail, owners=frozenset({HOST, SCHEDULER, target.owner or HOST}),
             limit=deployment.config.max_memory_strikes, retry=target.retry or RetryPolicy(),
@@ -379,6 +389,31 @@ def classify(error: BaseException, attempt: int) -> Verdict | None:
     if isinstance(error, Ignore):
         return Verdict(Action.COMPLETE, clean=True)
     return None
+
+
+_shared_names: dict[str, str] = {}
+
+
+def claim_names(claims: Iterable[tuple[str, str]], app: Celery | None) -> None:
+    """Take task names for jobs, all or none. Celery would let the first job of a name run in place of the second.
+
+    Args:
+        claims: names with the job that each is for; a job that is defined again, in a module that is loaded again, keeps its.
+        app: the app in which they are taken; None: in every app of the process.
+
+    Raises:
+        KindConflict: a name is taken by another job.
+    """
+    names = _shared_names if app is None else app.__dict__.setdefault("lifecycle_names", {})
+    taken: dict[str, str] = {}
+    for name, job in claims:
+        known = taken.get(name) or names.get(name) or _shared_names.get(name)
+        if known is not None and known != job:
+            raise KindConflict(
+                f"{job} and {known} both have the task name {name!r}. Give one of them its own: name='…'."
+            )
+        taken[name] = job
+    names.update(taken)
 
 
 def make_task(

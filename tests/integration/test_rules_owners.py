@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from celery_lifecycle import YIELD, Capability, Lifecycle, LifecycleObject, lifecycle_job
-from celery_lifecycle.errors import LifecycleError, OwnerConflict
+from celery_lifecycle.errors import KindConflict, LifecycleError, OwnerConflict
+from celery_lifecycle.store.jobs import Draft
 from celery_lifecycle.testing import Harness
 
 
@@ -194,3 +195,82 @@ def test_two_capabilities_of_one_id_are_an_error(lifecycle: Lifecycle) -> None:
 def test_jobs_of_a_capability_need_an_object(world: World) -> None:
     with pytest.raises(LifecycleError, match="only on an object"):
         _ = world.Cart.outbox.jobs
+
+
+def test_a_task_name_belongs_to_one_job_whoever_inherits_it(lifecycle: Lifecycle) -> None:
+    class Billed(LifecycleObject, abstract=True):
+        @lifecycle_job(name="billing.charge")
+        def charge(self, ctx: Any) -> None: ...
+
+    class Cart(Billed, lifecycle=lifecycle): ...
+
+    told = r"job charge of .*Order and .*job charge of .*Cart both have the task name 'billing.charge'"
+    with pytest.raises(KindConflict, match=told):
+
+        class Order(Billed, lifecycle=lifecycle): ...
+
+    assert "order" not in lifecycle.kinds
+    with pytest.raises(KindConflict, match=r"billing\.charge"):
+
+        @lifecycle_job(name="billing.charge", app=lifecycle.app)
+        def charge(ctx: Any) -> None: ...
+
+
+def test_two_jobs_of_one_class_and_a_job_beside_a_hook_have_names_of_their_own(lifecycle: Lifecycle) -> None:
+    with pytest.raises(KindConflict, match=r"job other of .* and .*job one of"):
+
+        class Twice(LifecycleObject, lifecycle=lifecycle):
+            @lifecycle_job(name="same")
+            def one(self, ctx: Any) -> None: ...
+
+            @lifecycle_job(name="same")
+            def other(self, ctx: Any) -> None: ...
+
+    with pytest.raises(KindConflict, match="the hook on_alarm of"):
+
+        class Alarmed(LifecycleObject, lifecycle=lifecycle):
+            @lifecycle_job
+            def on_alarm(self, ctx: Any) -> None: ...
+
+
+def test_a_kind_that_reads_like_a_capability_of_another_does_not_take_its_jobs(
+    lifecycle: Lifecycle, world: World
+) -> None:
+    with pytest.raises(KindConflict, match=r"capability 'outbox' of .*Cart both have the task name 'cart.outbox.send'"):
+
+        class Outbox(LifecycleObject, kind="cart.outbox", lifecycle=lifecycle):
+            @lifecycle_job
+            def send(self, ctx: Any) -> None: ...
+
+
+def test_a_module_that_is_loaded_again_keeps_its_names(lifecycle: Lifecycle) -> None:
+    for _ in range(2):
+
+        class Cart(LifecycleObject, lifecycle=lifecycle):
+            @lifecycle_job
+            def remind(self, ctx: Any) -> None: ...
+
+        @lifecycle_job(name="billing.charge", app=lifecycle.app)
+        def charge(ctx: Any) -> None: ...
+
+    assert lifecycle.kinds["cart"] is Cart
+
+
+def test_a_job_of_a_class_never_runs_on_an_object_of_another_kind(
+    harness: Harness, lifecycle: Lifecycle, world: World
+) -> None:
+    class Order(LifecycleObject, lifecycle=lifecycle):
+        @lifecycle_job
+        def ship(self, ctx: Any) -> None:
+            world.called.append("ship")
+
+    order = Order("a")
+    # As an older version, or a process that does not know the class, may have pushed it.
+    harness.lifecycle.store.jobs.push(Draft(order.ref, "cart.remind", "celery", "host", "null", id="r", delay_ms=1000))
+    order.jobs.push("ship", delay=1)
+    harness.advance(1)
+    assert world.called == ["ship"]
+    harness.assert_pending(order, "r")
+    harness.advance(900)
+    harness.assert_dead(order, "r", reason="unknown task")
+    assert world.called == ["ship"]
