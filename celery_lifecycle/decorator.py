@@ -66,6 +66,9 @@ class JobMethod:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"<job {self.function.__qualname__}>"
+
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> JobMethod: ...
     @overload

@@ -74,9 +74,16 @@ class Capability(Scheduling):
 
     def _resolve(self, fn: Any) -> Target:
         handle: LifecycleObject = self.object
-        name = fn.method_name if isinstance(fn, BoundJob) else fn
-        target = type(handle)._targets.get((self.id, name)) if isinstance(name, str) else None
-        return target if target is not None else handle._resolve(fn)
+        target = _method_target(handle, self.id, type(self), fn)
+        if target is None:
+            target = handle._deployment.target(fn)
+        if target.kind is None:  # of no class: a function, or an ordinary task
+            return replace(target, owner=self.id)
+        if target.owner != self.id:
+            raise UnknownTask(
+                f"{target.task} belongs to {target.owner!r} and not to {self.id!r}: push it through {handle}'s own jobs."
+            )
+        return target
 
     def _scheduling(self) -> tuple[Deployment, ObjectRef, str, Resolve]:
         handle: LifecycleObject = self.object
@@ -151,28 +158,9 @@ class LifecycleObject(ObjectHandle):
         """Called after a strike of the object, sealed or not; tried once."""
 
     def _resolve(self, fn: Any) -> Target:
-        if isinstance(fn, BoundJob):
-            owner, holder = (
-                (fn._holder.id, fn._holder.object) if isinstance(fn._holder, Capability) else (HOST, fn._holder)
-            )
-            if holder.ref != self.ref:
-                raise UnknownTask(f"{fn!r} belongs to another object than {self.ref}: push it through its own.")
-            fn = (owner, fn.method_name)
-        elif isinstance(fn, JobMethod):
-            fn = (HOST, fn.name)
-        if isinstance(fn, tuple):
-            target = type(self)._targets.get(fn)
-        else:
-            target = type(self)._targets.get((HOST, fn)) if isinstance(fn, str) else None
-        if target is not None:
-            return target
-        if isinstance(fn, tuple) or (isinstance(fn, str) and not self._deployment.knows(fn) and "." not in fn):
-            names = sorted(name for owner, name in type(self)._targets if owner == HOST)
-            raise UnknownTask(
-                f"{type(self).__name__} has no job {fn!r}. It has: {', '.join(names) or 'none'}; mark a method with"
-                " @lifecycle_job."
-            )
-        return self._deployment.target(fn)
+        if isinstance(fn, BoundJob) and isinstance(fn._holder, Capability):
+            return _method_target(self, fn._holder.id, type(fn._holder), fn) or self._deployment.target(fn)
+        return _method_target(self, HOST, type(self), fn) or self._deployment.target(fn)
 
     def _callback_of(self, task: str) -> str:
         return _method_of(type(self), HOST, task) or super()._callback_of(task)
@@ -198,6 +186,41 @@ class LifecycleObject(ObjectHandle):
 def _method_of(cls: type[LifecycleObject], owner: str, task: str) -> str | None:
     """The name of the method that a task is made of."""
     return next((name for (of, name), known in cls._targets.items() if of == owner and known.task == task), None)
+
+
+def _method_target(handle: LifecycleObject, owner: str, definer: type, fn: Any) -> Target | None:
+    """What a name, a method or a bound job stands for among the methods of one owner; None: it is none, but may be a task.
+
+    Args:
+        definer: the class of the owner, which has the methods.
+
+    Raises:
+        UnknownTask: it can be nothing but a method, and the owner has none such.
+    """
+    targets = type(handle)._targets
+    if isinstance(fn, BoundJob):
+        holder = fn._holder.object if isinstance(fn._holder, Capability) else fn._holder
+        whose = fn._holder.id if isinstance(fn._holder, Capability) else HOST
+        if holder.ref != handle.ref:
+            raise UnknownTask(f"{fn!r} belongs to another object than {handle.ref}: push it through its own.")
+        if whose != owner:
+            raise UnknownTask(
+                f"{fn!r} belongs to {whose!r} and not to {owner!r}: push it through the jobs of its owner."
+            )
+        return targets[owner, fn.method_name]
+    if isinstance(fn, JobMethod):
+        if any(base.__dict__.get(fn.name) is fn for base in definer.__mro__):
+            return targets[owner, fn.name]
+    elif not isinstance(fn, str):
+        return None
+    elif (owner, fn) in targets:
+        return targets[owner, fn]
+    elif "." in fn or handle._deployment.knows(fn):
+        return None
+    names = sorted(name for of, name in targets if of == owner)
+    raise UnknownTask(
+        f"{definer.__name__} has no job {fn!r}. It has: {', '.join(names) or 'none'}; mark a method with @lifecycle_job."
+    )
 
 
 def shared_kinds() -> dict[str, type[LifecycleObject]]:

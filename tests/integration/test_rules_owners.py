@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from celery_lifecycle import YIELD, Capability, Lifecycle, LifecycleObject, lifecycle_job
-from celery_lifecycle.errors import KindConflict, LifecycleError, OwnerConflict
+from celery_lifecycle.errors import KindConflict, LifecycleError, OwnerConflict, UnknownTask
 from celery_lifecycle.store.jobs import Draft
 from celery_lifecycle.testing import Harness
 
@@ -274,3 +274,63 @@ def test_a_job_of_a_class_never_runs_on_an_object_of_another_kind(
     harness.advance(900)
     harness.assert_dead(order, "r", reason="unknown task")
     assert world.called == ["ship"]
+
+
+class Both(Capability):
+    """Has a job of the same name as its host."""
+
+    @lifecycle_job
+    def go(self, ctx: Any) -> None: ...
+
+
+@pytest.fixture
+def both(lifecycle: Lifecycle) -> Any:
+    class Basket(LifecycleObject, lifecycle=lifecycle):
+        out = Both()
+
+        @lifecycle_job
+        def go(self, ctx: Any) -> None: ...
+
+        @lifecycle_job
+        def only(self, ctx: Any) -> None: ...
+
+    return Basket
+
+
+def test_a_capability_pushes_its_own_job_by_method_handle_name_or_full_name(harness: Harness, both: Any) -> None:
+    basket = both("a")
+    for index, fn in enumerate((Both.go, basket.out.go, "go", "basket.out.go")):
+        job = basket.out.jobs.push(fn, id=f"j{index}", delay=60)
+        assert (job.task, job.owner) == ("basket.out.go", "out")
+        assert basket.out.jobs.get(job.id) == job
+    assert basket.out.get_schedule(basket.out.schedule(60, Both.go).id).callback == "go"
+    assert (basket.jobs.push(both.go, delay=60).task, basket.jobs.push("go", delay=60).task) == ("basket.go",) * 2
+
+
+def test_a_capability_does_not_push_its_hosts_jobs_nor_the_host_its_methods(harness: Harness, both: Any) -> None:
+    basket = both("a")
+    for fn in (both.go, both.only, "only", "basket.only", basket.only, both("other").out.go):
+        with pytest.raises(UnknownTask):
+            basket.out.jobs.push(fn, delay=60)
+        with pytest.raises(UnknownTask):
+            basket.out.schedule(60, fn)
+    with pytest.raises(UnknownTask, match=r"Basket has no job <job Both\.go>. It has: go, only"):
+        basket.jobs.push(Both.go, delay=60)
+    assert harness.lifecycle.store.objects.find(basket.ref) is None
+
+
+def test_a_function_that_a_capability_pushes_is_the_capabilitys(
+    harness: Harness, lifecycle: Lifecycle, both: Any
+) -> None:
+    called: list[str] = []
+
+    @lifecycle_job(name="charge", app=lifecycle.app)
+    def charge(ctx: Any) -> None:
+        called.append(f"{ctx.object}, {ctx.job.owner}")
+
+    basket = both("a")
+    job = basket.out.jobs.push(charge, id="c", delay=60)
+    assert basket.out.jobs.get("c") == job
+    assert basket.jobs.get("c") is None
+    harness.advance(60)
+    assert called == ["basket/a, out"]
