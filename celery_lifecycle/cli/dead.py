@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from celery_lifecycle import describe
 from celery_lifecycle.cli import text
 from celery_lifecycle.cli.base import Failure, Group, deployment, json_option, object_name
+from celery_lifecycle.errors import DatabaseUnavailable, LifecycleError, LockTimeout
 from celery_lifecycle.model import DeadJob, ObjectRef, Why
 
 REASONS = tuple(why.value for why in Why)
@@ -97,11 +100,15 @@ def show(ctx: click.Context, key: int, json_: bool) -> None:
 def replay(ctx: click.Context, keys: tuple[int, ...], ref: ObjectRef | None, reason: str | None) -> None:
     """Push dead jobs again, due now, with nothing counted; a seal is lifted."""
     store = deployment(ctx).store
-    for key in _meant(ctx, keys, ref, reason):
+
+    def one(key: int) -> bool:
         job = store.dead.replay(key)
-        if job is None:
-            raise _none(key)
-        click.echo(f"Replayed {key} as {job.object}#{job.id}.")
+        if job is not None:
+            click.echo(f"Replayed {key} as {job.object}#{job.id}.")
+        return job is not None
+
+    if not all(_each(_meant(ctx, keys, ref, reason), one)):
+        ctx.exit(1)
 
 
 @dead.command("purge")
@@ -116,10 +123,28 @@ def purge(ctx: click.Context, keys: tuple[int, ...], ref: ObjectRef | None, reas
     meant = _meant(ctx, keys, ref, reason)
     if not yes:
         click.confirm(f"Forget {len(meant)} dead jobs?", abort=True)
-    for key in meant:
-        if not store.dead.purge(key):
-            raise _none(key)
-    click.echo(f"Forgot {len(meant)} dead jobs.")
+    done = _each(meant, store.dead.purge)
+    click.echo(f"Forgot {sum(done)} dead jobs.")
+    if not all(done):
+        ctx.exit(1)
+
+
+def _each(keys: list[int], verb: Callable[[int], bool]) -> list[bool]:
+    """Whether it was done, for each key. A refusal is told and stops none of the others; an outage stops all."""
+    done: list[bool] = []
+    for key in keys:
+        told = None
+        try:
+            if not verb(key):
+                told = _none(key)
+        except LifecycleError as error:
+            if isinstance(error, DatabaseUnavailable) and not isinstance(error, LockTimeout):
+                raise
+            told = Failure(f"{key}: {error}")
+        if told is not None:
+            told.show()
+        done.append(told is None)
+    return done
 
 
 def _meant(ctx: click.Context, keys: tuple[int, ...], ref: ObjectRef | None, reason: str | None) -> list[int]:

@@ -261,6 +261,23 @@ def test_dead_jobs_are_listed_replayed_and_purged_by_key_object_and_reason(lifec
     assert ask("dead", "list") == []
 
 
+def test_a_dead_job_that_can_not_be_replayed_or_is_gone_stops_none_of_the_others(lifecycle, run, ask):
+    for name in ("a", "b", "c"):
+        cart = lifecycle.object("cart", name)
+        cart.jobs.push("remind", id="j")
+        lifecycle.store.jobs.cancel(cart.ref, "j", None, Why.FAILED)
+    lifecycle.object("cart", "a").disable_alarms()
+    keys = sorted(one["key"] for one in ask("dead", "list"))
+    told = run("dead", "replay", "--reason", "failed", code=1).output
+    assert f"Error: {keys[0]}: " in told
+    assert [f"Replayed {key}" in told for key in keys] == [False, True, True]
+    assert [one["key"] for one in ask("dead", "list")] == keys[:1]
+    told = run("dead", "purge", keys[1], keys[0], "--yes", code=1).output
+    assert f"no dead job {keys[1]}" in told
+    assert "Forgot 1 dead jobs." in told
+    assert ask("dead", "list") == []
+
+
 def test_long_lists_of_objects_go_on_where_they_ended(lifecycle, run, ask):
     for number in range(7):
         lifecycle.object("cart", f"user-{number}").jobs.push("remind", delay=60)
