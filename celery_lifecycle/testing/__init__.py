@@ -1,8 +1,8 @@
 """A test harness for your own tests: the real job table, a clock of its own, a broker and a worker inside the test.
 
     with Harness(lifecycle) as harness:
-        Cart("user-42").jobs.push("remind", delay=3600)
-        harness.advance(3600)
+        Cart("anna").put("book")
+        harness.advance(20)
         harness.assert_ran("remind", times=1)
 
 What is simulated is the broker (a list), the clock, and the death of processes. Everything else is what runs in production:
