@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from celery_lifecycle import validate
 from celery_lifecycle.code import Code
 from celery_lifecycle.deployment import Deployment, Target
-from celery_lifecycle.errors import UnknownTask
+from celery_lifecycle.errors import NameInvalid, UnknownTask
 from celery_lifecycle.holds import KeepAlive
-from celery_lifecycle.model import HOST, SCHEDULER, DeadJob, ObjectRef
+from celery_lifecycle.model import HOST, SCHEDULER, SEALED, DeadJob, ObjectRef
 from celery_lifecycle.queue import JobQueue, Resolve, send_due, when
 from celery_lifecycle.schedules import Scheduling
 from celery_lifecycle.storage import Storage
@@ -108,7 +108,16 @@ class ObjectHandle(Scheduling):
     # --- switches
 
     def pause(self, reason: str = "paused") -> None:
-        """Stop new runs of this object until `resume`; an open run goes on to its end, jobs can be pushed meanwhile."""
+        """Stop new runs of this object until `resume`; an open run goes on to its end, jobs can be pushed meanwhile.
+
+        Args:
+            reason: why, for those who look later; not `"sealed"`, by which the memory breaker's own pause is known.
+
+        Raises:
+            NameInvalid: the reason is not allowed.
+        """
+        if reason == SEALED:
+            raise NameInvalid(f"reason {reason!r}: only the memory breaker seals an object. Give another reason.")
         self._deployment.store.objects.pause(self._ref, validate.name(reason, "reason"))
 
     def resume(self) -> bool:

@@ -122,6 +122,7 @@ def test_a_push_without_a_time_goes_out_at_once(lifecycle, run):
         (("reschedule", "cart/x", "r"), 2, "--at or --delay"),
         (("show", "cart/x"), 1, "no object cart/x"),
         (("jobs", "cart/x"), 1, "no object cart/x"),
+        (("pause", "cart/x", "--reason", "sealed"), 1, "only the memory breaker seals"),
         (("resume", "cart/x"), 1, "no object cart/x"),
         (("rearm", "cart/x"), 1, "no object cart/x"),
         (("destroy", "cart/x", "--yes"), 1, "no object cart/x"),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
-from celery_lifecycle.errors import ObjectDisabled
+from celery_lifecycle.errors import NameInvalid, ObjectDisabled
 from celery_lifecycle.testing import Harness
 
 
@@ -40,6 +40,14 @@ def test_a_paused_object_does_not_run_and_takes_pushes(harness: Harness, world: 
     assert world.called == []
     assert cart.paused == "broken supplier"
     harness.assert_pending(cart, "g")
+
+
+def test_nobody_but_the_breaker_pauses_an_object_as_sealed(harness: Harness, world: World) -> None:
+    cart = world.Cart("a")
+    with pytest.raises(NameInvalid, match=r"'sealed': only the memory breaker seals"):
+        cart.pause("sealed")
+    assert cart.paused is None
+    assert harness.lifecycle.store.objects.find(cart.ref) is None
 
 
 def test_resume_runs_what_came_due_meanwhile(harness: Harness, world: World) -> None:
