@@ -87,10 +87,15 @@ def _flag(given: bool | None, default: bool, what: str) -> bool:
     return default if given is None else validate.flag(given, what)
 
 
+def sorted_text(payload_json: str) -> str:
+    """The text that equal payloads share, whatever the order of their keys."""
+    return json.dumps(json.loads(payload_json), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
 def same_call_id(draft: Draft) -> str:
     """The id that stands for "this owner, this function, this payload"."""
     schedule = json.dumps(draft.schedule.identity) if draft.schedule is not None else ""
-    text = "\0".join((draft.owner, draft.task, draft.payload_json, schedule))
+    text = "\0".join((draft.owner, draft.task, sorted_text(draft.payload_json), schedule))
     return "=" + hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

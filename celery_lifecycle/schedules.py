@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
@@ -12,7 +11,7 @@ from celery_lifecycle import validate
 from celery_lifecycle.deployment import Deployment, Target, current_run
 from celery_lifecycle.errors import ScheduleInvalid
 from celery_lifecycle.model import Job, ObjectRef, RetryPolicy
-from celery_lifecycle.queue import Push, Resolve, draft_of, same_call_id, store_drafted
+from celery_lifecycle.queue import Push, Resolve, draft_of, same_call_id, sorted_text, store_drafted
 from celery_lifecycle.store.jobs import Draft
 from celery_lifecycle.timing.instants import from_millis, to_millis
 from celery_lifecycle.timing.spec import (
@@ -139,8 +138,7 @@ def drafted(
     """
     push = Push(target.task, payload=payload, id=policy.id, retry=policy.retry)
     draft = draft_of(deployment, ref, owner, target, push, schedule=spec)
-    text = json.dumps(json.loads(draft.payload_json), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    draft = draft._replace(owner=owner, payload_json=text)
+    draft = draft._replace(owner=owner, payload_json=sorted_text(draft.payload_json))
     if not is_idempotent(spec, policy):
         return draft
     if policy.id is not None:

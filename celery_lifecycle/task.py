@@ -32,7 +32,7 @@ from celery_lifecycle.handles import ObjectHandle
 from celery_lifecycle.link import HEADER, carried_on, header_in, link_of
 from celery_lifecycle.model import ALARM, HOST, SCHEDULER, YIELD, Job, ObjectRef, Reschedule, RetryPolicy, Why
 from celery_lifecycle.outcome import verdict_of
-from celery_lifecycle.queue import Push, draft_of, store_many, store_push
+from celery_lifecycle.queue import Push, draft_of, sorted_text, store_many, store_push
 from celery_lifecycle.runner import Report
 from celery_lifecycle.sessions import push_in_connection, push_in_session
 from celery_lifecycle.task_schedules import ONE_ATTEMPT, TaskSchedules
@@ -365,7 +365,7 @@ class LifecycleTask(TaskSchedules, Task):
         if push.id is not None:
             job_id = validate.name(push.id, "id")
         elif run is not None and run.starting:
-            text = "\0".join((str(run.pusher.ref), self.name, validate.payload(push.payload)))
+            text = "\0".join((str(run.pusher.ref), self.name, sorted_text(validate.payload(push.payload))))
             job_id = "=" + sha256(text.encode()).hexdigest()[:32]
         else:
             job_id = uuid()

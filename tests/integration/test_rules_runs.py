@@ -227,6 +227,23 @@ def test_a_push_in_on_start_with_another_payload_is_another_job(harness: Harness
     assert sorted(job.payload for job in cart.jobs.list()) == [1, 2]
 
 
+def test_a_push_in_on_start_is_the_same_whatever_the_order_of_its_payloads_keys(
+    harness: Harness, world: World, charge: Any
+) -> None:
+    cart, store = world.Cart("a"), harness.lifecycle.store
+
+    def start(cart: Any) -> None:
+        for payload in ({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}):
+            cart.jobs.push("go", payload=payload, delay=60)
+            charge.push(payload=payload, delay=60)
+
+    world.start = start
+    cart.jobs.push("go", id="g")
+    harness.run_due()
+    assert [job.payload for job in cart.jobs.list()] == [{"a": 1, "b": {"c": 2, "d": 3}}]
+    assert len([one for one in store.objects.find_many() if one.kind == "charge"]) == 1
+
+
 def test_on_alarm_of_a_thousand_due_jobs_is_called_once_at_the_end(harness: Harness, world: World) -> None:
     """D22: the jobs run in slices of fifty, each slice a run of its own."""
     from celery_lifecycle import Push
