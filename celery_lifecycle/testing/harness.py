@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Celery
+from celery.app.backends import by_url
 
 from celery_lifecycle import holds, signals
 from celery_lifecycle.beat import LOOK_AT_HOLDS_EVERY, LifecycleScheduler
@@ -72,7 +73,8 @@ class Harness:
         start: the time at which the clock starts, an aware datetime; default the real time.
 
     Use it as a context manager. Within the block the application stores into the test's database and sends to
-    `harness.messages`; nothing reaches a broker. `task_always_eager` is off within it.
+    `harness.messages`, and its results stay in memory; nothing reaches a broker or a result backend. `task_always_eager` is
+    off within it.
 
     Attributes:
         messages: what is on its way, in order. Take one out to lose it, repeat one to double it.
@@ -127,12 +129,29 @@ class Harness:
         app.conf.task_always_eager = False
         exits.callback(app.__dict__.pop, "producer_or_acquire", None)
         app.producer_or_acquire = lambda producer=None: contextlib.nullcontext(self._producer)
+        self._own_results(exits)
         self._beat._lifecycle = lifecycle
         exits.enter_context(holds.renewed_by_hand())
         exits.callback(self._worker.end)
         self._worker.start()
         for name in signals.__all__:
             exits.callback(getattr(signals, name).disconnect, self._listen(name))
+
+    def _own_results(self, exits: contextlib.ExitStack) -> None:
+        """Results into memory, if the application stores any; one without a backend must meet here what it meets there."""
+        app = self.app
+        if str(app.backend_cls or app.conf.result_backend or "disabled").startswith("disabled"):
+            return
+        exits.callback(self._forget_tracers)
+        exits.callback(setattr, app, "_backend_cache", app._backend_cache)
+        backend, url = by_url("cache+memory://", app.loader)
+        app._backend_cache = backend(app=app, url=url)
+        self._forget_tracers()
+
+    def _forget_tracers(self) -> None:
+        """Celery's tracer of a task, made when it first runs, keeps the backend of that time."""
+        for task in self.app.tasks.values():
+            task.__trace__ = None
 
     def _listen(self, name: str) -> Any:
         def receive(sender: Any = None, signal: Any = None, **values: Any) -> None:

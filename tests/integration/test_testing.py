@@ -232,6 +232,31 @@ def test_it_leaves_the_application_as_it_was(lifecycle: Lifecycle, shop: Shop) -
     assert worker_state.requests == {}
 
 
+def test_results_stay_in_memory_and_the_backend_of_the_application_is_its_own_again() -> None:
+    from celery.backends.redis import RedisBackend
+
+    # Nobody listens there.
+    app = Celery("stores", broker="redis://127.0.0.1:1/0", backend="redis://127.0.0.1:1/0", set_as_current=False)
+    shop = Shop(Lifecycle(app))
+    for word in ("sent", "sent again"):
+        with Harness(app) as harness:
+            shop.Cart("a").jobs.push("remind")
+            result = shop.mail.delay("you")
+            harness.run_due()
+            assert [ran.state for ran in harness.ran] == ["SUCCESS", "SUCCESS"], word
+            assert result.get(timeout=1) == "sent"
+    assert type(app.backend) is RedisBackend
+    assert shop.mail.__trace__ is None
+
+
+def test_an_application_without_a_result_backend_has_none_in_a_harness(lifecycle: Lifecycle, shop: Shop) -> None:
+    with Harness(lifecycle) as harness:
+        result = shop.mail.delay("you")
+        harness.run_due()
+        with pytest.raises(NotImplementedError, match="No result backend"):
+            result.get(timeout=1)
+
+
 def test_one_harness_after_the_other_has_nothing_of_the_first(lifecycle: Lifecycle, shop: Shop) -> None:
     for _ in range(2):
         with Harness(lifecycle) as harness:
