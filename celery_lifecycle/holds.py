@@ -99,16 +99,17 @@ class Hold:
     """Something that keeps an object: it has a row that must be renewed."""
 
     def __init__(
-        self, deployment: Deployment, ref: ObjectRef, kind: str, key: str, job: str | None = None, **data: Any
-    ) -> None:
+        self, deployment: Deployment, ref: ObjectRef, kind: str, key: str, job: str | None = None,
+        by_object: bool = False, **data: Any,
+    ) -> None:  # fmt: skip
         self._deployment = deployment
         self._ref = ref
         self._kind = kind
-        self._key = key
         self._ending = False
         self.every = deployment.config.keep_alive / 3
         data = {**data, "wake": _wake(deployment, ref)}
-        deployment.store.holds.hold(ref, kind, key, job, data, deployment.config.keep_alive_ms)
+        lasts = deployment.config.keep_alive_ms
+        self._key: str = deployment.store.holds.hold(ref, kind, key, job, data, lasts, by_object)
         _renewer.add(self)
 
     def renew(self) -> bool:
@@ -171,13 +172,13 @@ class _ResultHold(Hold):
 
     def __init__(self, deployment: Deployment, ref: ObjectRef, job_id: str, result: Any) -> None:
         self._result = result
-        super().__init__(deployment, ref, "track", result.id, job_id)
+        super().__init__(deployment, ref, "track", result.id, job_id, by_object=True)
 
     def renew(self) -> bool:
         try:
             ready = self._ending or self._result.ready()
         except Exception as error:  # whatever the client of the result backend throws
-            events.unexpected(f"The result of tracked task {self._key} could not be read; trying again", error)
+            events.unexpected(f"The result of tracked task {self._result.id} could not be read; trying again", error)
             ready = False
         if ready and not self._ending:
             self._ending = True
@@ -190,7 +191,9 @@ class _ResultHold(Hold):
             lost(self._deployment, "track", self._key, Cause.CRASH, {"told": str(self._result.result)})
         except LifecycleError as error:
             self._ending = False
-            events.database_failed(f"The death of tracked task {self._key} could not be recorded; trying again", error)
+            events.database_failed(
+                f"The death of tracked task {self._result.id} could not be recorded; trying again", error
+            )
             return False
         _renewer.discard(self)
         return True

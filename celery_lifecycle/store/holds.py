@@ -55,26 +55,40 @@ class Holds:
         self.database = database
         self.config = config
 
-    def hold(self, ref: ObjectRef, kind: str, key: str, job: str | None, data: dict[str, Any], lasts_ms: int) -> None:
-        """Keep the object. For tracked work what is in flight is remembered with it: whom a death of it strikes."""
+    def hold(
+        self, ref: ObjectRef, kind: str, key: str, job: str | None, data: dict[str, Any], lasts_ms: int,
+        by_object: bool = False,
+    ) -> str:  # fmt: skip
+        """Keep the object. For tracked work what is in flight is remembered with it: whom a death of it strikes.
 
-        def work(tx: Tx) -> None:
+        Args:
+            by_object: other objects may hold under the same key; each has a row of its own then.
+
+        Returns:
+            The key of the row.
+        """
+
+        def work(tx: Tx) -> str:
             held = lock_or_make(tx, ref, self.config.chain_length)
             now, agenda, _ = held.agenda()
             state = held.state
-            existing = tx.row(tx.sql.get_heartbeat, {"kind": kind, "key": key})
+            existing, under = tx.row(tx.sql.get_heartbeat, {"kind": kind, "key": key}), key
+            if by_object and (existing is None or existing[2] != state.id):
+                under = f"{key}@{state.id}"
+                existing = tx.row(tx.sql.get_heartbeat, {"kind": kind, "key": under})
             flight = state.in_flight if state.in_flight is not None and state.in_flight.job == job else None
             known = {"kind": ref.kind, "name": ref.name, "flight": flight.to_json() if flight else None, **data}
             tx.run(
                 tx.sql.put_heartbeat,
                 {
-                    "kind": kind, "key": key, "object": state.id, "job": job, "expires_at": now + lasts_ms,
+                    "kind": kind, "key": under, "object": state.id, "job": job, "expires_at": now + lasts_ms,
                     "data": json.dumps(known),
                 },
             )  # fmt: skip
             held.save(derive(state.but(holds=state.holds + (existing is None)), agenda, now), agenda)
+            return under
 
-        self.database.run(work)
+        return self.database.run(work)
 
     def extend(self, kind: str, key: str, lasts_ms: int) -> bool:
         """Renew a hold. False: it is gone."""

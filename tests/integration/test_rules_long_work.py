@@ -469,6 +469,38 @@ def test_the_result_of_a_task_that_was_sent_already_can_be_tracked_through_its_b
         assert lifecycle.store.holds.of(thing.ref) == []
 
 
+def test_the_result_of_one_task_can_be_tracked_by_several_objects(
+    lifecycle: Lifecycle, world: World, database_url: str
+) -> None:
+    lifecycle.app.conf.result_backend = "cache+memory://"
+    with Harness(lifecycle, database_url=database_url) as harness:
+        things = [world.Import(name) for name in "ab"]
+        result = world.careful.apply_async()
+        sent = harness.messages.pop()
+
+        def does(ctx: Any) -> Any:
+            ctx.track(result)
+            ctx.track(result)
+            return Reschedule(delay=3600) if ctx.tracked() == 1 else None
+
+        world.does = does
+        for thing in things:
+            thing.jobs.push("go", id="g")
+            harness.run_due()
+        for thing in things:
+            [hold] = lifecycle.store.holds.of(thing.ref)
+            assert (hold.ref, hold.job) == (thing.ref, "g")
+            state = lifecycle.store.objects.find(thing.ref)
+            assert state is not None
+            assert state.holds == 1
+        harness.messages.append(sent)
+        harness.advance(60)
+        assert result.ready()
+        for thing in things:
+            assert lifecycle.store.holds.of(thing.ref) == []
+            harness.assert_pending(thing, "g")
+
+
 def test_the_result_of_a_task_can_not_be_tracked_without_a_result_backend(harness: Harness, world: World) -> None:
     thing = world.Import("a")
 
