@@ -13,6 +13,7 @@ from celery_lifecycle.model import RetryPolicy
 from celery_lifecycle.timing.instants import delay_to_millis
 
 MAX_PAYLOAD: Final = 2 * 1024 * 1024
+_TOO_LARGE: Final = 10**4000
 _KIND = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,199}")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,200}")
 
@@ -80,7 +81,7 @@ def _check_json(value: Any, what: str, depth: int) -> None:
     if value is None or isinstance(value, (str, bool, float)):
         return
     if isinstance(value, int):
-        if abs(value) >= 10**4000:
+        if not -_TOO_LARGE < value < _TOO_LARGE:
             raise PayloadError(f"{what} holds an integer of more than 4,000 digits.")
         return
     if isinstance(value, (list, tuple)):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from datetime import timedelta
 
 import pytest
@@ -101,6 +102,20 @@ def test_payloads_may_have_two_megabytes_and_not_one_byte_more():
         validate.payload(fits + "x")
     with pytest.raises(PayloadError, match="bytes"):
         validate.payload("ä" * (validate.MAX_PAYLOAD // 2))
+
+
+def test_a_payload_of_many_numbers_costs_little_to_check():
+    numbers = list(range(100_000))
+    began = time.process_time()
+    validate.payload(numbers)
+    assert time.process_time() - began < 2
+
+
+def test_an_integer_may_have_4000_digits_of_either_sign():
+    largest = 10**4000 - 1
+    assert validate.payload([largest, -largest]) == f"[{largest},{-largest}]"
+    with pytest.raises(PayloadError, match="digits"):
+        validate.payload(-(10**4000))
 
 
 def test_a_subclass_is_stored_as_what_it_is_in_json():
