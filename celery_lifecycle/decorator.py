@@ -187,6 +187,7 @@ def lifecycle_job(
         if option in celery_options:
             raise PolicyInvalid(f"{option}= is not for lifecycle jobs: {why}.")
     validate.retry(retry)
+    validate.priority(celery_options.get("priority"))
     options = JobOptions(
         name=name,
         retry=retry,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import threading
 import time
 import weakref
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from amqp.exceptions import FrameSyntaxError, MessageNacked
 from celery import Celery, signals
 from celery.app.amqp import anon_nodename
 from kombu import Connection, Producer, Queue
@@ -29,6 +31,7 @@ _TIMEOUTS = {
     "redis": {"socket_timeout": SEND_TIMEOUT, "socket_connect_timeout": SEND_TIMEOUT},
     "amqp": {"read_timeout": SEND_TIMEOUT, "write_timeout": SEND_TIMEOUT},
 }
+_DEFAULT_EXCHANGE = ""
 _HEADERS = ("root_id", "parent_id", "retries", "ignore_result")
 _LINK_OPTIONS = (
     "queue",
@@ -40,6 +43,16 @@ _LINK_OPTIONS = (
     "ignore_result",
     "reply_to",
 )
+
+
+class Refused(Exception):
+    """The broker does not take a message."""
+
+
+# What concerns one message: it could not be encoded, so nothing of it was written, or the broker does not want it.
+_OF_ONE_MESSAGE = (
+    TypeError, ValueError, OverflowError, struct.error, EncodeError, FrameSyntaxError, MessageNacked, Refused
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,8 @@ class Sender:
         self._lock = threading.RLock()
         self._routes: dict[tuple[str, str | None], Route] = {}
         self._declared: set[str] = set()
+        self._exchanges = {_DEFAULT_EXCHANGE}
+        self._closes_channels = False
         self._connection: Connection | None = None
         self._producer: Producer | None = None
         self._pid = 0
@@ -93,8 +108,8 @@ class Sender:
     def send(self, shipments: Sequence[Shipment]) -> list[Shipment]:
         """Publish one message per shipment; those that could not be published come back, to be released.
 
-        Each is built and encoded on its own, so one that can't be sent does not stop the others. Of a batch whose
-        delivery is uncertain all come back: duplicates are only hints.
+        Each is built and encoded on its own, so one that can't be sent, or that the broker does not take, does not stop the
+        others. Of a batch whose delivery is uncertain all come back: duplicates are only hints.
         """
         failed: list[Shipment] = []
         with self._lock:
@@ -131,11 +146,30 @@ class Sender:
 
     def _published(self, producer: Producer, shipment: Shipment, message: dict[str, Any]) -> bool:
         try:
-            producer.publish(**message)
-        except (TypeError, ValueError, OverflowError, EncodeError) as error:
+            if self._closes_channels and message["exchange"] not in self._exchanges:
+                self._publish_apart(message)
+            else:
+                producer.publish(**message)
+        except _OF_ONE_MESSAGE as error:
+            if "declare" in message:
+                self._declared.discard(message["declare"][0].name)
             events.unsendable(shipment.ref, error)
             return False
         return True
+
+    def _publish_apart(self, message: dict[str, Any]) -> None:
+        """Publish to an exchange that may not be there, on a channel of its own: AMQP closes the channel of what it refuses.
+
+        It does so later on, and drops what came behind it, so something is asked whose answer tells that it was taken.
+        """
+        assert self._connection is not None
+        try:
+            with self._connection.channel() as channel:
+                self.app.amqp.Producer(channel, auto_declare=False).publish(**message)
+                channel.basic_qos(0, 1, False)
+        except self._connection.channel_errors as error:
+            raise Refused(str(error)) from error
+        self._exchanges.add(message["exchange"])
 
     def _encoded(self, shipment: Shipment) -> dict[str, Any] | None:
         try:
@@ -158,6 +192,7 @@ class Sender:
         if route.queue not in self._declared:
             message["declare"] = [route.entity]
             self._declared.add(route.queue)
+            self._exchanges.add(route.entity.exchange.name)
         chain = self._chain(shipment, name) if len(shipment.jobs) > 1 else None
         message["body"] = BODY_WITHOUT_CHAIN
         if chain or signals.before_task_publish.receivers:
@@ -215,13 +250,14 @@ class Sender:
     def _ready_producer(self) -> Producer:
         if self._producer is None or self._pid != os.getpid():
             self._pid = os.getpid()
-            self._declared.clear()
+            self._forget_declared()
             kind = self.app.connection_for_write().transport.driver_type
             connection = self.app.connection_for_write(
                 connect_timeout=SEND_TIMEOUT, transport_options=_TIMEOUTS.get(kind, {})
             )
             connection.ensure_connection(max_retries=1, timeout=SEND_TIMEOUT, interval_start=0)
             self._connection = connection
+            self._closes_channels = kind == "amqp"
             self._producer = self.app.amqp.Producer(connection.default_channel, auto_declare=False)
         return self._producer
 
@@ -237,12 +273,16 @@ class Sender:
     def _drop(self, end: Callable[[Connection], Any]) -> None:
         with self._lock:
             connection, self._connection, self._producer = self._connection, None, None
-            self._declared.clear()
+            self._forget_declared()
             if connection is not None and self._pid == os.getpid():
                 try:
                     end(connection)
                 except Exception as error:  # a broken connection may break once more while it is closed
                     events.close_failed(error)
+
+    def _forget_declared(self) -> None:
+        self._declared.clear()
+        self._exchanges = {_DEFAULT_EXCHANGE}
 
 
 def make_route(app: Celery, task: str, queue: str | None) -> Route:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import unicodedata
 from datetime import timedelta
 from typing import Any, Final
+
+from amqp.exceptions import AMQPError
+from amqp.serialization import dumps as amqp_text
 
 from celery_lifecycle.errors import NameInvalid, PayloadError, PolicyInvalid, TimeInvalid
 from celery_lifecycle.model import RetryPolicy
 from celery_lifecycle.timing.instants import delay_to_millis
 
 MAX_PAYLOAD: Final = 2 * 1024 * 1024
+MAX_HEADERS: Final = 100_000
 _TOO_LARGE: Final = 10**4000
 _KIND = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,199}")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,200}")
@@ -111,6 +116,60 @@ def retry(value: RetryPolicy | None) -> str | None:
     if not isinstance(value, RetryPolicy):
         raise PolicyInvalid(f"retry={_short(value)}: give a RetryPolicy(max_attempts=…, base_delay=…, max_delay=…).")
     return value.to_json()
+
+
+def options(value: dict[str, Any]) -> str | None:
+    """What the message of a job is to have of its own, as JSON: priority, headers, exchange, routing key and the like.
+
+    All brokers are held to what AMQP can carry: what it can't would be sent again and again, and never go out.
+
+    Raises:
+        PolicyInvalid: it is more than a message can carry.
+        PayloadError: it is not JSON.
+    """
+    if not value:
+        return None
+    priority(value.get("priority"))
+    for what in ("exchange", "routing_key"):
+        if value.get(what) is not None:
+            _address(value[what], what)
+    text = payload(value, "options")
+    if "headers" in value:
+        _check_headers(value["headers"])
+    return text
+
+
+def priority(value: object) -> None:
+    """The priority of a message, if it has one: 0 to 255.
+
+    Raises:
+        PolicyInvalid: it is anything else.
+    """
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
+        raise PolicyInvalid(f"priority={_short(value)}: give a whole number from 0 to 255.")
+
+
+def _address(value: object, what: str) -> None:
+    if not isinstance(value, str) or len(value.encode(errors="surrogatepass")) > 255:
+        raise PolicyInvalid(f"{what}={_short(value)}: give a str of at most 255 bytes of UTF-8.")
+
+
+def _check_headers(value: object) -> None:
+    if not isinstance(value, dict):
+        raise PolicyInvalid(f"headers={_short(value)}: give a dict, not {type(value).__name__}.")
+    try:
+        size = len(amqp_text("F", [value]))
+    except (struct.error, OverflowError, AMQPError) as error:
+        raise PolicyInvalid(
+            f"headers={_short(value)} can't be written into a message ({error}): keys have at most 255 bytes of UTF-8, whole"
+            " numbers at most 64 bits."
+        ) from None
+    if size > MAX_HEADERS:
+        raise PolicyInvalid(
+            f"headers have {size:,} bytes in a message, at most {MAX_HEADERS:,} are allowed. Put large data into the payload."
+        )
 
 
 def flag(value: object, what: str) -> bool:

@@ -151,6 +151,55 @@ def test_a_retry_policy_survives_its_row():
     assert RetryPolicy.from_json(None) == RetryPolicy(3, 0.1, 3.0)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"priority": 0},
+        {"priority": 255, "queue": "q"},
+        {"exchange": "", "routing_key": "ä" * 127},
+        {"headers": {"k" * 255: [2**63 - 1, -(2**63), {"deep": [None, True, 1.5, "ä"]}]}},
+        {"headers": {"large": "x" * 99_000}},
+    ],
+    ids=repr,
+)
+def test_options_are_what_a_message_can_carry(given):
+    assert json.loads(validate.options(given) or "{}") == given
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"priority": 256}, "priority=256: give a whole number from 0 to 255"),
+        ({"priority": -1}, "priority=-1"),
+        ({"priority": 2.5}, "priority=2.5"),
+        ({"priority": "high"}, "priority='high'"),
+        ({"priority": True}, "priority=True"),
+        ({"exchange": "x" * 256}, "exchange=.*255 bytes"),
+        ({"exchange": 5}, "exchange=5"),
+        ({"routing_key": "ä" * 128}, "routing_key=.*255 bytes"),
+        ({"headers": [1]}, "headers=.*give a dict, not list"),
+        ({"headers": {"n": 2**63}}, "headers=.*64 bits"),
+        ({"headers": {"n": {"deep": [-(2**70)]}}}, "headers=.*64 bits"),
+        ({"headers": {"ä" * 128: 1}}, "headers=.*255 bytes"),
+        ({"headers": {"deep": {"k" * 256: 1}}}, "headers=.*255 bytes"),
+        ({"headers": {"large": "x" * 100_001}}, "at most 100,000"),
+        ({"headers": {"many": [1] * 20_000}}, "at most 100,000"),
+    ],
+    ids=repr,
+)
+def test_options_that_no_message_can_carry_are_refused(bad, said):
+    with pytest.raises(PolicyInvalid, match=said) as caught:
+        validate.options(bad)
+    assert len(str(caught.value)) < 400
+
+
+def test_headers_that_are_not_json_are_a_bad_payload():
+    for bad in ({1: 2}, {"a": {1, 2}}, {"a": b"x"}, {"a": "\ud800"}):
+        with pytest.raises(PayloadError, match="options"):
+            validate.options({"headers": bad})
+
+
 @pytest.mark.parametrize("bad", [3, {"max_attempts": 3}, "3"])
 def test_a_retry_that_is_no_policy_is_refused(bad):
     with pytest.raises(PolicyInvalid, match="RetryPolicy"):
