@@ -22,6 +22,7 @@ from celery_lifecycle.timing.instants import from_millis, to_millis
 CONNECT_TIMEOUT = 1.0
 LOOK_AGAIN = 0.2
 BACK_OFF = (0.1, 5.0)
+REPORT_AGAIN = 60.0
 
 
 class BrokerAway(Exception):
@@ -47,6 +48,7 @@ class Entries:
         self._app_name = _key(str(self._app.main or "celery"))
         self._beat = beat
         self._configured: dict[str, Any] = {}
+        self._report_at: dict[str, float] = {}
         self._mine: dict[str, ScheduleEntry] = {}
         self._runs: dict[str, EntryRun] = {}
         self._published: dict[str, int] = {}
@@ -60,7 +62,7 @@ class Entries:
 
     def set_up(self) -> None:
         """Take over the last runs from the database. Entries that are new begin now; those that are gone are forgotten."""
-        self._merge()
+        self._merge(starting=True)
         self._scheduler.install_default_entries(self._scheduler.data)
         known = self._store.all(self._app_name)
         keys = {_key(name) for name in self._scheduler.data}
@@ -71,12 +73,7 @@ class Entries:
 
     def run(self, stopping: Stopping) -> float:
         """Run what is due; returns the seconds until something may be due again."""
-        try:
-            self._merge()
-        except LifecycleError:
-            raise
-        except Exception as error:  # whatever somebody put into `beat_schedule` while beat runs
-            events.entry_failed("(changed at run time)", error)
+        self._merge()
         wait = 3600.0
         for name in list(self._scheduler.data):
             if stopping.is_set():
@@ -84,20 +81,47 @@ class Entries:
             wait = min(wait, self._run_one(name))
         return wait
 
-    def _merge(self) -> None:
-        """Take what has changed in `app.conf.beat_schedule`; entries that were added to the scheduler itself stay."""
-        wanted = dict(self._app.conf.beat_schedule)
-        if wanted == self._configured:
+    def _merge(self, starting: bool = False) -> None:
+        """Take what has changed in `app.conf.beat_schedule`; entries that were added to the scheduler itself stay.
+
+        What no entry can be made of stops beat when it starts, with its reason. While beat runs it is tried again later; an
+        entry that stood in its place stays, and the others are taken.
+        """
+        try:
+            wanted = {str(name): fields for name, fields in self._app.conf.beat_schedule.items()}
+        except Exception as error:  # whatever somebody put there
+            if starting:
+                raise
+            self._not_made("(beat_schedule)", error)
             return
-        before, self._configured = self._configured, wanted
+        if wanted == self._configured:
+            self._report_at.clear()
+            return
         data = self._scheduler.data
-        for name in before.keys() - wanted.keys():
+        for name in self._configured.keys() - wanted.keys():
             data.pop(name, None)
             self._store.forget(self._app_name, _key(name))
             self._runs.pop(name, None)
+            del self._configured[name]
         for name, fields in wanted.items():
-            if name not in before or before[name] != fields:
+            if name in self._configured and self._configured[name] == fields:
+                continue
+            try:
                 data[name] = self._scheduler.Entry(**{**dict(fields), "name": name, "app": self._app})
+            except Exception as error:  # whatever somebody put there
+                if starting:
+                    raise
+                self._not_made(name, error)
+            else:
+                self._configured[name] = fields
+                self._report_at.pop(name, None)
+
+    def _not_made(self, name: str, error: Exception) -> None:
+        """Report what no entry can be made of: at first, and now and then while it stays so."""
+        now = time.monotonic()
+        if now >= self._report_at.get(name, 0.0):
+            self._report_at[name] = now + REPORT_AGAIN
+            events.entry_failed(name, error)
 
     def _learn(self, name: str, known: EntryRun | None) -> None:
         entry = self._scheduler.data[name]
@@ -239,8 +263,9 @@ def _back_off(failures: int) -> float:
     return float(min(first * 2 ** min(failures - 1, 10), longest))
 
 
-def _key(name: str) -> str:
+def _key(name: object) -> str:
     """The name under which an entry is stored: its own, or what stands for one that no column would take."""
+    name = str(name)
     try:
         return validate.name(name)
     except NameInvalid:

@@ -413,6 +413,58 @@ def test_crontabs_go_by_the_zone_of_the_app(shop: Deployment) -> None:
 # --- changes while beat runs
 
 
+def test_an_entry_that_can_not_be_made_keeps_no_other_out_and_is_made_when_it_is_right(
+    shop: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    beat = shop.beat({"a": entry(shop.wall.every(60)), "b": entry(shop.wall.every(60), "shop.b")})
+    wrong = entry(shop.wall.every(60), "shop.wrong", nonsense=2)
+    good = entry(shop.wall.every(60), "shop.good")
+    beat.app.conf.beat_schedule = {"bad": wrong, "a": wrong, "none": None, "good": good}
+    for _ in range(5):
+        beat.tick()
+    assert sorted(beat.schedule) == ["a", "good"], "what stood in its place stays"
+    for name in ("bad", "a", "none"):
+        assert caplog.text.count(f"Beat entry {name!r} could not be run") == 1
+    shop.wall.forward(seconds=61)
+    beat.tick()
+    assert shop.tasks() == ["shop.digest", "shop.good"]
+    beat.app.conf.beat_schedule = {"bad": entry(shop.wall.every(60), "shop.bad"), "good": good}
+    beat.tick()
+    assert sorted(beat.schedule) == ["bad", "good"]
+    shop.wall.forward(seconds=61)
+    beat.tick()
+    assert shop.tasks() == ["shop.bad", "shop.good"]
+
+
+def test_a_beat_schedule_that_is_none_changes_nothing_and_is_reported_once(
+    shop: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    beat = shop.beat({"a": entry(shop.wall.every(60))})
+    beat.app.conf.beat_schedule = None
+    shop.wall.forward(seconds=61)
+    for _ in range(3):
+        beat.tick()
+    assert shop.tasks() == ["shop.digest"]
+    assert caplog.text.count("could not be run") == 1
+
+
+def test_an_entry_that_can_not_be_made_stops_beat_when_it_starts(shop: Deployment) -> None:
+    with pytest.raises(TypeError, match="nonsense"):
+        shop.beat({"bad": entry(shop.wall.every(60), nonsense=2)})
+
+
+def test_a_name_that_is_no_text_is_taken_as_one(shop: Deployment) -> None:
+    entries = {1: entry(shop.wall.every(60)), None: entry(shop.wall.every(60), "shop.none")}
+    beat = shop.beat(entries)
+    beat.schedule[2] = beat.Entry(name=2, task="shop.mine", schedule=shop.wall.every(60), app=beat.app)
+    beat.tick()
+    shop.wall.forward(seconds=61)
+    for _ in range(2):
+        beat.tick()
+    assert shop.tasks() == ["shop.digest", "shop.mine", "shop.none"]
+    assert set(beat.app.lifecycle.store.entries.all("shop")) == {"1", "2", "None"}
+
+
 def test_entries_are_added_changed_and_removed_while_beat_runs(shop: Deployment) -> None:
     beat = shop.beat({"a": entry(shop.wall.every(60))})
     beat.add(name="mine", task="shop.mine", schedule=shop.wall.every(60))
