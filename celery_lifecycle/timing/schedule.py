@@ -293,7 +293,8 @@ def _offset_after(spec: ScheduleSpec) -> Millis:
 
 
 def _due(spec: ScheduleSpec, nominal: Millis, *, passed_intervals: int = 0) -> NextDue:
-    spec = replace(spec, nominal=nominal)
+    # A jitter is cut where the times end, so that `datetime.max` can stand for "never" with any.
+    spec = replace(spec, nominal=nominal, offset_ms=min(spec.offset_ms, MAX_MILLIS - nominal))
     return NextDue(spec, nominal + spec.offset_ms, nominal, passed_intervals=passed_intervals)
 
 

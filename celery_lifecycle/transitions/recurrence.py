@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_lifecycle.errors import ScheduleInvalid
 from celery_lifecycle.model import InFlight, Job, ObjectRef
-from celery_lifecycle.timing.instants import from_millis, to_millis
+from celery_lifecycle.timing.instants import MAX_MILLIS, from_millis, to_millis
 from celery_lifecycle.timing.schedule import Dropped, ScheduleSpec, first_due, next_due, on_wake
 
 UNREADABLE_MS = 60_000
@@ -103,7 +103,7 @@ def with_policy(job: Job, wanted: Job) -> Job:
     )  # fmt: skip
     moves = spec.type != "interval" or spec.fixed_rate
     if moves and new.jitter_ms != spec.jitter_ms:
-        changed = replace(changed, offset_ms=new.offset_ms)
+        changed = replace(changed, offset_ms=min(new.offset_ms, MAX_MILLIS - (spec.nominal or 0)))
         due += changed.offset_ms - spec.offset_ms if due == spec_due(spec) else 0
     if changed != spec:
         job = job._replace(due_ms=due, schedule_json=dumped(changed))

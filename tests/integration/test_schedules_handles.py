@@ -338,6 +338,21 @@ def test_schedules_of_a_function_are_listed_got_replaced_and_cancelled(shop: Ben
 # --- jitter and transactions
 
 
+def test_a_jitter_ends_with_the_year_9999_and_the_objects_schedules_stay_readable(shop: Bench) -> None:
+    cart = cart_of(shop)
+    last = datetime.max.replace(tzinfo=timezone.utc, microsecond=999_000)
+    for id in ("a", "b", "c"):
+        assert cart.schedule(datetime.max.replace(tzinfo=timezone.utc), "remind", jitter=60, id=id).time == last
+        years = timedelta(days=6000 * 365)
+        assert cart.schedule_every(years, "digest", jitter=years - timedelta(days=1), id=f"every {id}").time <= last
+        again = {"id": f"again {id}", "idempotent": True}
+        cart.schedule(datetime.max.replace(tzinfo=timezone.utc), "remind", **again)
+        assert cart.schedule(at("2026-03-02"), "remind", **again, jitter=60).time == last
+    assert len(cart.list_schedules()) == 9
+    assert cart.get_schedule("a").scheduled_for == last
+    assert all(cart.cancel_schedule(one.id) for one in cart.list_schedules())
+
+
 def test_jitter_is_the_same_each_time_and_spreads_the_objects(shop: Bench) -> None:
     offsets = []
     for number in range(40):
