@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
@@ -107,7 +108,9 @@ class Capability(Scheduling):
 
 
 class LifecycleObject(ObjectHandle):
-    """Base class of object classes. An instance is a handle: making one stores nothing.
+    """Base class of object classes. An instance is a handle: making one stores nothing, and each link makes one.
+
+    An `__init__` of a class's own can be called as this one: `def __init__(self, name, *, lifecycle=None)`.
 
     Class attributes:
         kind: default the class name in snake_case. Also `class Cart(LifecycleObject, kind="basket")`.
@@ -143,6 +146,7 @@ class LifecycleObject(ObjectHandle):
                 f" {cls.kind!r}. Give one of them its own: kind = '…'."
             )
         _check_strikes(cls)
+        _check_init(cls)
         _register(cls)
         kinds[cls.kind] = cls
 
@@ -232,6 +236,18 @@ def _check_strikes(cls: type[LifecycleObject]) -> None:
     limit = cls.max_memory_strikes
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1000):
         raise LifecycleError(f"{cls.__name__}.max_memory_strikes is {limit!r}: give a whole number from 1 to 1000.")
+
+
+def _check_init(cls: type[LifecycleObject]) -> None:
+    """Each link makes an instance: one that can't be made would fail before it begins, again and again."""
+    signature = inspect.signature(cls.__init__)
+    try:
+        signature.bind(None, "name", lifecycle=None)
+    except TypeError as error:
+        raise LifecycleError(
+            f"{cls.__name__}.__init__{signature} can't be called as {cls.__name__}(name, lifecycle=…), as each link does"
+            f" ({error}). Write def __init__(self, name, *, lifecycle=None) and call super().__init__(name, lifecycle=lifecycle)."
+        ) from None
 
 
 def _register(cls: type[LifecycleObject]) -> None:
