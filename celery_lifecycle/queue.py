@@ -67,7 +67,7 @@ def draft_of(deployment: Deployment, ref: ObjectRef, owner: str, target: Target,
     return Draft(
         ref=ref,
         task=target.task,
-        queue=deployment.queue_of(target.task, options.get("queue")),
+        queue=validate.queue(deployment.queue_of(target.task, options.get("queue"))),
         owner=target.owner or owner,
         payload_json=validate.payload(push.payload),
         id=None if job_id is None else validate.name(job_id, "id"),

@@ -59,6 +59,28 @@ def name(value: object, what: str = "name") -> str:
     return value
 
 
+def queue(value: object) -> str:
+    """The name of a queue: 1 to 200 characters and at most 255 bytes of UTF-8, without NUL, as all databases and AMQP take it.
+
+    Raises:
+        NameInvalid: it is anything else.
+    """
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return value
+    if not isinstance(value, str):
+        raise NameInvalid(f"queue {_short(value)}: give a str, not {type(value).__name__}.")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise NameInvalid(f"queue {_short(value)}: it is not valid Unicode (a lone surrogate).") from None
+    if not 1 <= len(value) <= 200 or size > 255 or "\0" in value:
+        raise NameInvalid(
+            f"queue {_short(value)} has {len(value)} characters, {size} bytes of UTF-8: give 1 to 200 characters of at most 255"
+            " bytes, without NUL."
+        )
+    return value
+
+
 def payload(value: Any, what: str = "payload") -> str:
     """The JSON text of a payload of at most 2 MB.
 

@@ -14,7 +14,7 @@ from kombu import Exchange, Queue
 
 from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
 from celery_lifecycle.dispatch import AWAY_FOR, Sender
-from celery_lifecycle.errors import PolicyInvalid
+from celery_lifecycle.errors import NameInvalid, PolicyInvalid
 from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import Brief, ObjectRef, Shipment
 from celery_lifecycle.task import LifecycleTask
@@ -83,6 +83,28 @@ def test_what_no_message_can_carry_is_refused_by_the_call(
 
     with pytest.raises(PolicyInvalid, match=option):
         later.apply_async(countdown=5, **{option: bad})
+    assert lifecycle.store.objects.find_many() == []
+
+
+@pytest.mark.parametrize("bad", ["q" * 201, "a\0b"], ids=["long", "nul"])
+def test_a_queue_that_no_column_takes_is_refused_by_the_push(lifecycle: Lifecycle, harness: Harness, bad: str) -> None:
+    lifecycle.app.conf.task_routes = {"routed": {"queue": bad}}
+
+    class Cart(LifecycleObject, lifecycle=lifecycle):
+        @lifecycle_job(queue=bad)
+        def go(self, ctx: Any) -> None: ...
+
+    @lifecycle.app.task(base=LifecycleTask, name="routed", shared=False)
+    def routed() -> None: ...
+
+    with pytest.raises(NameInvalid, match="queue"):
+        Cart("a").jobs.push("go", delay=60)
+    with pytest.raises(NameInvalid, match="queue"):
+        Cart("a").go.schedule("0 8 * * *")
+    with pytest.raises(NameInvalid, match="queue"):
+        routed.apply_async(countdown=60, queue=bad)
+    with pytest.raises(NameInvalid, match="queue"):
+        routed.push(delay=60)
     assert lifecycle.store.objects.find_many() == []
 
 

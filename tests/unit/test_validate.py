@@ -59,6 +59,18 @@ def test_a_message_about_a_name_says_which_argument_was_meant_and_does_not_repea
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("good", ["celery", "a b", "#1", "q\t", "x" * 200, "ä" * 127])
+def test_queues_are_what_a_column_and_amqp_take(good):
+    assert validate.queue(good) == good
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 201, "ä" * 128, "日" * 100, "a\0b", "\ud800", None, 5], ids=ascii)
+def test_other_queues_are_refused(bad):
+    with pytest.raises(NameInvalid, match="queue") as caught:
+        validate.queue(bad)
+    assert len(str(caught.value)) < 300
+
+
 def test_payloads_are_json_as_it_was_given():
     given = {"a": [1, 2.5, None, True, "ä\u2028", {"b": []}], "": 0, "big": 10**30}
     assert json.loads(validate.payload(given)) == given
