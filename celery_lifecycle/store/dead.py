@@ -56,7 +56,7 @@ class DeadJobs:
             existing = None if old.id == ALARM else existing
             version = held.state.versions + 1
             job = old._replace(
-                id=old.id if existing is None else f"{old.id[:150]}-replay-{key}", version=version, line=old.id,
+                id=old.id if existing is None else _replayed_id(old.id, key), version=version, line=old.id,
                 due_ms=now, not_before_ms=None, attempt=0, strikes=0, suspect_on=None, unknown_since_ms=None,
                 sealed=False, schedule_json=(old if existing is None else recurrence.occurrence(old)).schedule_json,
                 options_json=_without_end(old),
@@ -112,6 +112,12 @@ class DeadJobs:
     def count(self) -> dict[str, int]:
         """How many dead jobs there are of each reason. Changes nothing."""
         return self.database.look(lambda tx: {reason: int(count) for reason, count in tx.rows(tx.sql.count_dead)})
+
+
+def _replayed_id(job_id: str, key: int) -> str:
+    """A new id made of an old one, of at most 200 bytes like any other."""
+    suffix = f"-replay-{key}"
+    return job_id.encode()[: 200 - len(suffix)].decode(errors="ignore") + suffix
 
 
 def _without_end(job: Job) -> str | None:

@@ -88,6 +88,20 @@ def test_replay_beside_a_pending_job_of_its_id_gets_another_id(harness: Harness,
     assert world.payloads[1:] == [{"number": 7}, "newer"]
 
 
+@pytest.mark.parametrize("id", ["x" * 200, "é" * 100, "€" * 66, "😀" * 50])
+def test_the_other_id_of_a_replayed_job_is_one_that_jobs_takes(harness: Harness, world: World, id: str) -> None:
+    work = died(harness, world, id)
+    work.jobs.push("go", id=id, delay=60)
+    [dead] = work.dead_jobs()
+    job = harness.lifecycle.store.dead.replay(dead.key)
+    assert job is not None
+    assert job.id.endswith(f"-replay-{dead.key}")
+    assert job.id.startswith(id[:40])
+    assert work.jobs.get(job.id) == job
+    work.jobs.reschedule(job.id, delay=60)
+    assert work.jobs.cancel(job.id)
+
+
 def test_purge_forgets_a_dead_job_and_says_whether_there_was_one(harness: Harness, world: World) -> None:
     work = died(harness, world)
     [dead] = work.dead_jobs()
