@@ -58,7 +58,13 @@ class Storage(MutableMapping[str, Any]):
         return True
 
     def list(self, prefix: str = "") -> dict[str, Any]:
-        """All values whose key begins with `prefix`, in key order."""
+        """All values whose key begins with `prefix`, in key order.
+
+        Raises:
+            NameInvalid: no key begins with it, as it is not allowed.
+        """
+        if prefix != "":
+            validate.name(prefix, "storage prefix")
         return {key: json.loads(text) for key, text in sorted(self._read_all(prefix).items())}
 
     def _read(self, key: str) -> str | None:

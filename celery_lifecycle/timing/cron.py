@@ -26,7 +26,7 @@ _MINUTE = timedelta(minutes=1)
 # not come in this time never does: a wildcard hour on a day on which the clocks always skip it.
 _HORIZON_YEARS = 100
 _LAST_YEAR = 9998
-_LAST = MAX_MILLIS - 366 * 86_400_000
+_LAST = MAX_MILLIS - 365 * 86_400_000
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Cron:
         """The first nominal time after an instant; None if there is none before the year 9999."""
         second = min(at, _LAST) // 1000
         found = [self._next(second, fold) for fold in self._folds]
-        return min((time * 1000 for time in found if time is not None), default=None)
+        return min((time * 1000 for time in found if time is not None and time * 1000 > at), default=None)
 
     def prev_at_or_before(self, at: Millis) -> Millis | None:
         """The last nominal time at or before an instant; None if the hundred years before have none."""

@@ -52,6 +52,12 @@ def test_storage_is_a_mapping_of_json_values_that_is_written_at_once_outside_a_r
     assert world.Work("b").storage.list() == {}
 
 
+@pytest.mark.parametrize("bad", ["\ud800", "a\0", "#", "x" * 201, None, 5], ids=ascii)
+def test_a_prefix_that_no_key_can_have_is_refused(harness: Harness, world: World, bad: Any) -> None:
+    with pytest.raises(NameInvalid, match="storage prefix"):
+        world.Work("a").storage.list(bad)
+
+
 def test_an_object_with_nothing_but_values_stays_and_goes_with_the_last_one(harness: Harness, world: World) -> None:
     work = world.Work("a")
     work.storage["key"] = 1

@@ -47,3 +47,11 @@ def test_the_zone_is_that_of_the_app_and_ten_runs_from_now_are_shown_by_default(
 def test_a_time_with_any_offset_may_be_given():
     done = run("0 0 1 1 *", "-n", "1", "--from", "2026-06-01T00:00:00+02:00", "--json")
     assert json.loads(done.output)[0]["utc"] == "2027-01-01T00:00:00+00:00"
+
+
+def test_where_the_times_end_none_is_repeated():
+    done = run("0 8 * * *", "-n", "3", "--from", "9998-12-30T00:00:00Z", "--json", zone="UTC")
+    assert [row["utc"][:10] for row in json.loads(done.output)] == ["9998-12-30", "9998-12-31"]
+    last = run("*/30 * * * *", "-n", "9", "--from", "9998-12-31T22:45:00Z", "--json", zone="UTC")
+    assert [row["utc"][11:16] for row in json.loads(last.output)][:2] == ["23:00", "23:30"]
+    assert "It never runs again" in run("0 8 * * *", "-n", "2", "--from", "9999-06-01T00:00:00Z").output
