@@ -7,12 +7,20 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from kombu.utils.encoding import safe_repr, safe_str
+from kombu.utils.encoding import safe_repr
 
 from celery_lifecycle import signals
 from celery_lifecycle.model import MemoryLimitContext, ObjectRef, Why
 
 logger = logging.getLogger("celery_lifecycle")
+
+
+def text_of(value: object) -> str:
+    """What a value says of itself, whatever it is: one whose text can't be made is no reason to fail."""
+    try:
+        return str(value)
+    except Exception:  # whatever a user's `__str__` throws
+        return safe_repr(value)
 
 
 def _at(ms: int | None) -> datetime | None:
@@ -73,7 +81,7 @@ def retrying(ref: ObjectRef, job: str, attempt: int, delay: float, error: BaseEx
 
 
 def died(ref: ObjectRef, job: str, why: Why, error: BaseException | str | None = None) -> None:
-    told = f": {safe_str(error)}" if error is not None else ""
+    told = f": {text_of(error)}" if error is not None else ""
     _say(logging.ERROR, "%s#%s is a dead job (%s)%s", ref, job, why.value, told, ref=ref, job=job)
     _send(signals.job_failed, ref, job=job, reason=why.value, error=error)
 

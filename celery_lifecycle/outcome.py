@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kombu.utils.encoding import safe_repr, safe_str
+from kombu.utils.encoding import safe_repr
 
 from celery_lifecycle import events
 from celery_lifecycle.code import Code
@@ -103,7 +103,7 @@ def verdict_of(value: Any, plain: bool) -> Verdict:
     if value is None or plain:
         return Verdict(Action.COMPLETE, clean=True)
     raise OutcomeInvalid(
-        f"A lifecycle job returned {safe_str(value)[:80]!r} ({type(value).__name__}): return None, Reschedule(…) or YIELD."
+        f"A lifecycle job returned {events.text_of(value)[:80]!r} ({type(value).__name__}): return None, Reschedule(…) or YIELD."
     )
 
 

@@ -258,7 +258,8 @@ class Runs:
     def enter(self, link: Link, token: str, begun: Begun) -> Begun | None:
         """`on_start` has ended well: put the job itself in flight. None if the run was ended meanwhile.
 
-        What `on_start` took out, moved or replaced is passed over, as a link is that comes too late.
+        What `on_start` took out or moved is passed over, as a link is that comes too late. What it pushed anew under the same
+        id, as an `on_start` may in each run, is run as it stands now.
         """
 
         def work(tx: Tx) -> Begun | None:
@@ -268,16 +269,22 @@ class Runs:
             flight = held.state.in_flight
             assert flight is not None
             now, job = held.job(link.job)
-            gone = not begun.alarm and (job is None or job.version != flight.version)
-            if gone or flight.final:
+            entering = begun
+            if not begun.alarm and job is not None and job.version != flight.version:
+                same = job.task == flight.task and job.owner == flight.owner and not job.schedule_json
+                job = job if same and run.is_due(held.state, job, now) else None
+                entering = replace(begun, job=job, waking=None)
+            if flight.final or (not begun.alarm and job is None):
                 state = held.state.but(in_flight=None, step=link.position)
                 passed = replace(begun, state=state, job=None, alarm=False, now=now)
                 return self._pass(held, state, replace(link, last=link.last or flight.final), passed)
-            job_id = ALARM if begun.alarm else begun.job.id if begun.job else flight.job
-            line = ALARM if begun.alarm else begun.job.line if begun.job else flight.line
-            state = run.entered(held.state, replace(flight, job=job_id, line=line, carrier=None), self.config, now)
+            if begun.alarm or job is None:
+                flying = replace(flight, job=ALARM, line=ALARM, carrier=None)
+            else:
+                flying = replace(flight, job=job.id, version=job.version, line=job.line, queue=job.queue, carrier=None)
+            state = run.entered(held.state, flying, self.config, now)
             held.save(state, None)
-            return begun
+            return entering
 
         return self.database.run(work)
 

@@ -535,7 +535,7 @@ def test_a_class_that_can_not_be_made_fails_its_jobs_and_its_alarm(harness: Harn
 # --- what on_start takes out of the run
 
 
-@pytest.mark.parametrize("what", ["cancel", "reschedule", "replace", "destroy"])
+@pytest.mark.parametrize("what", ["cancel", "reschedule", "replace", "again", "destroy"])
 def test_what_on_start_takes_out_moves_or_replaces_is_not_run_as_it_was(
     harness: Harness, world: World, what: str
 ) -> None:
@@ -549,6 +549,8 @@ def test_what_on_start_takes_out_moves_or_replaces_is_not_run_as_it_was(
                 thing.jobs.reschedule("g", delay=50)
             case "replace":
                 thing.jobs.push("go", id="g", payload="new", delay=50)
+            case "again":
+                thing.jobs.push("go", id="g", payload="new")
             case "destroy":
                 thing.destroy()
         world.start = lambda thing: None
@@ -560,9 +562,9 @@ def test_what_on_start_takes_out_moves_or_replaces_is_not_run_as_it_was(
     if what != "destroy":
         thing.jobs.push("go", id="h", payload="beside", delay=0.001)
     harness.advance(10)
-    assert payloads == ([] if what == "destroy" else ["beside"])
+    assert payloads == {"destroy": [], "again": ["new", "beside"]}.get(what, ["beside"])
     harness.advance(60)
-    assert payloads[1:] == {"reschedule": ["old"], "replace": ["new"]}.get(what, [])
+    assert payloads[1:] == {"reschedule": ["old"], "replace": ["new"], "again": ["beside"]}.get(what, [])
     assert harness.lifecycle.store.objects.find_many() == []
 
 
