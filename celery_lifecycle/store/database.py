@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import threading
 import time
@@ -22,6 +23,9 @@ from celery_lifecycle.store.sql import Sql
 
 T = TypeVar("T")
 Row = Sequence[Any]
+
+TRIES = 5
+"""How often a transaction is tried that others get in the way of."""
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
 _inherited: list[Any] = []
@@ -356,7 +360,7 @@ class Database:
         return self._run(True, work, *args, **kwargs)
 
     def _run(self, reads: bool, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        for attempt in range(4):
+        for attempt in range(TRIES):
             reached_end = False
             try:
                 with self.transaction(reads) as tx:
@@ -364,13 +368,18 @@ class Database:
                     reached_end = True
                 return result
             except Conflict:
-                if attempt == 3:
+                if attempt == TRIES - 1:
                     raise
+                self.back_off(attempt)
             except Disconnected:
                 if reached_end or attempt > 0:
                     raise
                 self.engine.dispose()
         raise AssertionError("unreachable")
+
+    def back_off(self, attempt: int) -> None:
+        """Out of the way of the transaction that won, which may need what this one would lock again at once."""
+        time.sleep(random.uniform(0, 0.02 * 2**attempt))
 
     def beside(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Work with this database in a thread beside the caller's; with SQLite, where no server is waited for, here and now."""

@@ -45,11 +45,16 @@ class DeadJobs:
         """
 
         def work(tx: Tx) -> Job | None:
-            row = tx.row(tx.sql.get_dead, {"id": key})
+            row = tx.row(tx.sql.find_dead, {"id": key})
             if row is None:
                 return None
+            # The object's row first, as everywhere; then whether the dead job is still there.
+            held = lock_or_make(tx, dead_of(row).job.object, self.config.chain_length)
+            row = tx.row(tx.sql.lock_dead, {"id": key})
+            if row is None:
+                held.save(held.state, held.agenda()[1])
+                return None
             old = dead_of(row).job
-            held = lock_or_make(tx, old.object, self.config.chain_length)
             if held.state.disabled:
                 raise ObjectDisabled(f"Alarms of {old.object} were disabled for good: nothing of it can be replayed.")
             now, agenda, existing = held.agenda(old.id)
@@ -75,11 +80,8 @@ class DeadJobs:
         """Forget a dead job; that of a sealed one lifts its seal. False: no such dead job."""
 
         def work(tx: Tx) -> bool:
-            row = tx.row(tx.sql.get_dead, {"id": key})
-            if row is None:
-                return False
-            self._forget(tx, dead_of(row))
-            return True
+            row = tx.row(tx.sql.find_dead, {"id": key})
+            return row is not None and self._forget(tx, dead_of(row))
 
         return self.database.run(work)
 
@@ -89,22 +91,24 @@ class DeadJobs:
         def work(tx: Tx) -> int:
             before = tx.now() - round(self.config.dead_job_retention * 1000)
             old = [dead_of(row) for row in tx.rows(tx.sql.old_dead, {"before": before, "limit": limit})]
-            for dead in sorted(old, key=lambda one: (one.job.object.kind, one.job.object.name)):
-                self._forget(tx, dead)
-            return len(old)
+            in_order = sorted(old, key=lambda one: (one.job.object.kind, one.job.object.name))
+            return sum([self._forget(tx, dead) for dead in in_order])
 
         return self.database.run(work)
 
-    def _forget(self, tx: Tx, dead: DeadJob) -> None:
-        tx.run(tx.sql.delete_dead, {"id": dead.key})
+    def _forget(self, tx: Tx, dead: DeadJob) -> bool:
+        """Forget a dead job; its object's row is locked before the others. False: somebody else was first."""
+        held = lock_by_name(tx, dead.job.object, self.config.chain_length) if dead.reason == "sealed" else None
+        if tx.run(tx.sql.delete_dead, {"id": dead.key}) == 0:
+            return False
         if dead.reason != "sealed":
-            return
+            return True
         lines.lift(tx, dead.job)
-        held = lock_by_name(tx, dead.job.object, self.config.chain_length)
         if held is not None:
             now, agenda, _ = held.agenda()
             state = held.state.but(sealed=self._still_sealed(tx, dead.job.object))
             held.save(derive(state, agenda, now), agenda)
+        return True
 
     def _still_sealed(self, tx: Tx, ref: ObjectRef) -> bool:
         return tx.row(tx.sql.sealed_dead, {"kind": ref.kind, "name": ref.name}) is not None

@@ -191,7 +191,8 @@ class Sql:
             f"INSERT INTO {d} (kind, name, job_id, reason, job, error, traceback, details, died_at)"
             " VALUES (:kind, :name, :job_id, :reason, :job, :error, :traceback, :details, :died_at)"
         )
-        self.get_dead = self._(f"SELECT {dead} FROM {d} WHERE id = :id{lock}")
+        self.find_dead = self._(f"SELECT {dead} FROM {d} WHERE id = :id")
+        self.lock_dead = self._(f"SELECT {dead} FROM {d} WHERE id = :id{lock}")
         self.dead_of = self._(
             f"SELECT {dead} FROM {d} WHERE kind = :kind AND name = :name AND id > :after ORDER BY id LIMIT :limit"
         )

@@ -9,7 +9,7 @@ import pytest
 
 from celery_lifecycle.errors import LockTimeout
 from celery_lifecycle.model import ObjectRef, Phase
-from celery_lifecycle.store.database import Conflict
+from celery_lifecycle.store.database import TRIES, Conflict
 from celery_lifecycle.store.entries import EntryRun
 from celery_lifecycle.store.unit import lock_by_name
 from celery_lifecycle.store.workers import Running
@@ -157,7 +157,7 @@ def test_two_transactions_that_lock_two_objects_crosswise_are_both_done_in_the_e
     calls = [Call(lambda: crosswise(one, "one", first, second)), Call(lambda: crosswise(two, "two", second, first))]
     for call in calls:
         call.result()
-    assert sorted(tries) in (["one", "one", "two"], ["one", "two", "two"])
+    assert len(tries) > 2, "there was no deadlock"
     assert set(one.ids(first)) == {"a", "one near", "two far"}
     assert set(one.ids(second)) == {"a", "two near", "one far"}
 
@@ -174,7 +174,7 @@ def test_a_conflict_that_does_not_end_is_an_error_and_stores_nothing(tables):
 
     with pytest.raises(Conflict):
         one.store.database.run(work)
-    assert len(tries) == 4
+    assert len(tries) == TRIES
     assert one.count("jobs") == 0
 
 

@@ -81,6 +81,9 @@ class SimDatabase(Database):
     def engine(self) -> Any:
         return shared().engine
 
+    def back_off(self, attempt: int) -> None:
+        """Here nobody is in the way of a transaction: it is one step."""
+
     def _run(self, reads: bool, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         simulation = self.simulation
         if simulation.world.current is None:

@@ -274,9 +274,9 @@ MUTANTS = (
     one(
         "a failure clears",
         OUTCOME,
-        "decide",
-        "Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt)",
-        "Verdict(Action.AGAIN, delay_ms=delay, attempt=ctx.attempt, clean=True)",
+        "_tried_again",
+        "Verdict(Action.AGAIN, delay_ms=delay, attempt=attempt)",
+        "Verdict(Action.AGAIN, delay_ms=delay, attempt=attempt, clean=True)",
     ),
     one(
         "any clean end clears all lines",
@@ -315,7 +315,7 @@ MUTANTS = (
         "neighbours of a suspect are not suspected",
         ENDS,
         "Ends._suspected",
-        "held.write_job(breaker.suspected(job))",
+        "held.write_job(recurrence.with_begun(breaker.suspected(job), flight))",
         "pass",
     ),
     one(
