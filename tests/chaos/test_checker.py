@@ -68,7 +68,10 @@ def test_jobs_out_of_due_order_early_late_unknown_or_dead_are_seen() -> None:
     assert "due order" in wrong(*turned, expected=chain, faults=(Fault("broker away", 10.5, 11),))[0]
     assert wrong(*turned, expected=chain, faults=(Fault("child SIGKILL", 10.5, 10.5, (3,)),)) == []
     assert "early" in wrong(ran(9.5, 11))[0]
-    assert "late" in wrong(ran(11 + BOUND, 12 + BOUND))[0]
+    late = ran(11 + BOUND, 12 + BOUND)
+    assert "late" in wrong(late)[0]
+    assert wrong(late, faults=(Fault("broker away", 10, 12),)) == []
+    assert "late" in wrong(late, faults=(Fault("child SIGKILL", 10, 12, (3,)),))[0]
     assert "never pushed" in wrong(ran(10, 11), ran(10, 11, object="subject/b"))[0]
     assert "nobody expects" in wrong(ran(10, 11), b="sealed")[0]
     assert "a dead job" in wrong(ran(10, 11), a="failed")[0]

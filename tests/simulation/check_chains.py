@@ -51,7 +51,8 @@ class ChainChecks:
         queued = min(2 * new.queue_wait, 12 * config.patience_max_ms)
         least = max(min(config.backup_ms << doublings, config.patience_max_ms), queued)
         until = new.lease_until if revived else new.sent_until
-        if until is None or until < self.facts.now + least:
+        most = max(config.patience_max_ms, queued)
+        if until is None or not self.facts.now + least <= until <= self.facts.now + most:
             self.facts.fail(
                 "patience doubles with each sending", f"{new.ref}: {until} for sending {self.sendings[new.id]}"
             )

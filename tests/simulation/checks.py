@@ -22,6 +22,10 @@ JOBS = f"SELECT object_id, {', '.join(JOB_COLUMNS)} FROM {PREFIX}jobs"
 DEAD = f"SELECT id, kind, name, job_id, reason, job FROM {PREFIX}dead_jobs WHERE id > ? ORDER BY id"
 
 
+MOST_COMMITS = 5000
+"""Ten times as many transactions as the liveliest seeds of the suite have."""
+
+
 class Checker:
     """Looks at the tables after every commit; bodies, chains and deaths have checks of their own."""
 
@@ -34,9 +38,13 @@ class Checker:
         self.job_rows: dict[tuple[int, str], tuple[Any, ...]] = {}
         self.dead: list[tuple[Any, ...]] = []
         self.versions: dict[int, int] = defaultdict(int)
+        self.commits = 0
 
     def committed(self, label: str, args: tuple[Any, ...]) -> bool:
         """Look at what a transaction has changed. Returns whether it was an object or a job."""
+        self.commits += 1
+        if self.commits > MOST_COMMITS:
+            self.facts.fail("nobody goes round in circles", f"{label} is transaction {self.commits}")
         execute = shared().connection.execute
         rows = {row[0]: row for row in execute(OBJECTS)}
         job_rows = {(row[0], row[1]): row for row in execute(JOBS)}
