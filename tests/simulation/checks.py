@@ -25,6 +25,14 @@ DEAD = f"SELECT id, kind, name, job_id, reason, job FROM {PREFIX}dead_jobs WHERE
 MOST_COMMITS = 5000
 """Ten times as many transactions as the liveliest seeds of the suite have."""
 
+NOTHING = "nothing"
+
+
+def verb_of(label: str) -> str:
+    """The store's verb in whose transaction something was changed."""
+    place, _, name = label.partition(".")
+    return f"{place.lower()}.{name.strip('_').removesuffix('_in')}"
+
 
 class Checker:
     """Looks at the tables after every commit; bodies, chains and deaths have checks of their own."""
@@ -39,6 +47,8 @@ class Checker:
         self.dead: list[tuple[Any, ...]] = []
         self.versions: dict[int, int] = defaultdict(int)
         self.commits = 0
+        self.moves: set[tuple[str, str, str]] = set()
+        """Which verb has moved an object from which state to which."""
 
     def committed(self, label: str, args: tuple[Any, ...]) -> bool:
         """Look at what a transaction has changed. Returns whether it was an object or a job."""
@@ -126,6 +136,9 @@ class Checker:
         elif label in ("Ends._end", "Ends._rescue", "Ends.struck_inside"):
             self.breaker.check_end(label, before, after, dead)
         self._check_gone(label, args, before, after, dead)
+        phases = (old.phase.name if old else NOTHING, new.phase.name if new else NOTHING)
+        if phases[0] != phases[1]:
+            self.moves.add((*phases, verb_of(label)))
         if label == "Runs.enter" and old is not None:
             self.breaker.line_deaths.pop((old.id, START, START), None)
         if label in ("Objects.destroy", "Objects.resume", "DeadJobs.replay"):

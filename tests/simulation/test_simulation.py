@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.simulation.facts import Violation
@@ -12,6 +15,9 @@ from tests.simulation.profiles import PROFILES, plan_of
 from tests.simulation.story import play, report
 
 PARTS = 10
+DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
+#: Seeds in which, taken together, everything happens that moves an object from one state to another.
+MOVES_SEEN_IN = (1, 2, 5, 23, 25, 26, 31, 59, 83, 91, 100, 148, 225, 230, 239, 275, 295, 350, 611, 680)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -30,6 +36,13 @@ def test_a_seed_replays_exactly_also_from_its_printed_plan(profile: str) -> None
 
     assert stories[0]
     assert stories[0] == stories[1] == stories[2]
+
+
+def test_the_verbs_that_move_an_object_between_its_states_are_those_of_the_design() -> None:
+    rows = re.findall(r"^\| (\w+) \| (\w+) \| (`.*`) \|$", DESIGN.read_text(encoding="utf-8"), re.MULTILINE)
+    told = {(before, after, verb) for before, after, verbs in rows for verb in re.findall(r"`([\w.]+)`", verbs)}
+    seen = set().union(*(play(plan_of(seed))[1].checker.moves for seed in MOVES_SEEN_IN))
+    assert seen == told
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
