@@ -94,6 +94,10 @@ class Config:
         return max(1, self.backup_ms // 6)
 
     @property
+    def unknown_grace_ms(self) -> int:
+        return round(self.unknown_task_grace * 1000)
+
+    @property
     def patience_max_ms(self) -> int:
         return max(self.backup_ms, round(self.patience_max * 1000))
 

@@ -37,9 +37,7 @@ def decide(
     """
     try:
         return _decided(code, ctx, value, error, classify, started)
-    except (
-        Exception
-    ) as wrong:  # an outcome that can't be understood is the job's failure, and must not be left in flight
+    except Exception as wrong:  # an outcome that can't be understood is the job's failure: it is not left in flight
         return replace(_dead(wrong), started_ms=started), wrong
 
 

@@ -179,10 +179,8 @@ class LifecycleTask(TaskSchedules, Task):
             raise error
 
         target, handle = self.push_target, ObjectHandle(deployment, ref)
-        return Code(
-            self.name, ref, handle, handle._resolve, fail, alarm=fail, owners=frozenset({HOST, SCHEDULER, target.owner or HOST}),
-            limit=deployment.config.max_memory_strikes, retry=target.retry or RetryPolicy(),
-        )  # fmt: skip
+        owners = frozenset({HOST, SCHEDULER, target.owner or HOST})
+        return handle._code(self.name, call=fail, alarm=fail, owners=owners, retry=target.retry or RetryPolicy())
 
     def _call_plain(self, ctx: Any) -> Any:
         """Call an ordinary task under the request that its caller made, as if the message had come with its eta."""

@@ -44,19 +44,14 @@ def name(value: object, what: str = "name") -> str:
     """
     if isinstance(value, str) and _PLAIN.fullmatch(value):
         return value
-    if not isinstance(value, str):
-        raise NameInvalid(f"{what} {_short(value)}: give a str, not {type(value).__name__}.")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise NameInvalid(f"{what} {_short(value)}: it is not valid Unicode (a lone surrogate).") from None
+    text, size = _text(value, what)
     if not 1 <= size <= 200:
         raise NameInvalid(f"{what} {_short(value)} has {size} bytes of UTF-8: give 1 to 200.")
-    if any(unicodedata.category(char) == "Cc" for char in value):
+    if any(unicodedata.category(char) == "Cc" for char in text):
         raise NameInvalid(f"{what} {_short(value)}: control characters are not allowed.")
-    if value.startswith("#"):
+    if text.startswith("#"):
         raise NameInvalid(f"{what} {_short(value)}: a leading '#' is kept for the protocol's own jobs.")
-    return value
+    return text
 
 
 def queue(value: object) -> str:
@@ -67,18 +62,23 @@ def queue(value: object) -> str:
     """
     if isinstance(value, str) and _PLAIN.fullmatch(value):
         return value
-    if not isinstance(value, str):
-        raise NameInvalid(f"queue {_short(value)}: give a str, not {type(value).__name__}.")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise NameInvalid(f"queue {_short(value)}: it is not valid Unicode (a lone surrogate).") from None
-    if not 1 <= len(value) <= 200 or size > 255 or "\0" in value:
+    text, size = _text(value, "queue")
+    if not 1 <= len(text) <= 200 or size > 255 or "\0" in text:
         raise NameInvalid(
-            f"queue {_short(value)} has {len(value)} characters, {size} bytes of UTF-8: give 1 to 200 characters of at most 255"
+            f"queue {_short(value)} has {len(text)} characters, {size} bytes of UTF-8: give 1 to 200 characters of at most 255"
             " bytes, without NUL."
         )
-    return value
+    return text
+
+
+def _text(value: object, what: str) -> tuple[str, int]:
+    """A text, and how many bytes of UTF-8 it has."""
+    if not isinstance(value, str):
+        raise NameInvalid(f"{what} {_short(value)}: give a str, not {type(value).__name__}.")
+    try:
+        return value, len(value.encode())
+    except UnicodeEncodeError:
+        raise NameInvalid(f"{what} {_short(value)}: it is not valid Unicode (a lone surrogate).") from None
 
 
 def payload(value: Any, what: str = "payload") -> str:

@@ -48,9 +48,8 @@ class Beats:
 
         True also where that can't be told: in SQLite's memory, and in a snapshot that was taken before there was an id.
         """
-        if (
-            tx.sql.dialect == "sqlite"
-        ):  # to read a table could make the caller's transaction one that can't write any more
+        if tx.sql.dialect == "sqlite":
+            # To read a table could make the caller's transaction one that can't write any more.
             return bool(set(_files(tx)) & set(self.database.look(_files)))
         try:
             row = tx.row(tx.sql.get_meta, {"name": "id"})

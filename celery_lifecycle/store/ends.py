@@ -114,8 +114,8 @@ class Ends:
         dead: tuple[Job, ...] = ()
         if end is not End.REVOKED and flight.job == START:
             state = run.start_failed(held.state, now, self.config)
-            if job is not None and job.suspect_on is not None:
-                held.write_job(run.unmarked(job))
+            if job is not None:
+                held.rewrite_job(job, run.unmarked(job))
         elif end is not End.REVOKED and flight.job == ALARM:
             if not flight.final and (job is None or job.version == flight.version):
                 state, agenda, alarm, is_dead = alarms.again(
@@ -145,13 +145,9 @@ class Ends:
         assert flight is not None
         now, agenda, job = held.agenda(flight.marked)
         if job is not None:
-            self._rewrite(held, job, recurrence.with_begun(run.unmarked(job), flight))
+            held.rewrite_job(job, recurrence.with_begun(run.unmarked(job), flight))
         held.save(derive(chain.ended(held.state), agenda, now), agenda)
         return Ended(held.ref, flight, put_back=True)
-
-    def _rewrite(self, held: Locked, before: Job, after: Job) -> None:
-        if after != before:
-            held.write_job(after)
 
     def _strike(
         self,
@@ -288,7 +284,7 @@ class Ends:
         error = f"{why.value}: {job.task}"
         if why not in (Why.UNKNOWN_TASK, Why.UNKNOWN_OWNER):
             return *_given_up(held, state, agenda, job, why, now, error), True
-        again = run.not_understood(job, now, round(self.config.unknown_task_grace * 1000))
+        again = run.not_understood(job, now, self.config.unknown_grace_ms)
         if again is None:
             held.bury(job, why, now, error=error)
             held.remove_job(job.id)

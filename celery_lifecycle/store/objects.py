@@ -75,8 +75,7 @@ class Objects:
             for row in tx.rows(tx.sql.jobs_of, {"object": state.id}):
                 job = job_of(ref, row)
                 cleared = job._replace(strikes=0, suspect_on=None, not_before_ms=None)
-                if cleared != job:
-                    held.write_job(cleared)
+                held.rewrite_job(job, cleared)
             if state.sealed:
                 lines.lift_all(tx, ref)
             state = state.but(lines=None, not_before=None, not_before_count=0, sealed=False)

@@ -116,14 +116,22 @@ class Runs:
         now, job = held.job(link.job)
         assert state.in_flight is not None
         assert state.token is not None
-        flight, alarm = state.in_flight, link.job == ALARM
-        if job is not None and job.version != flight.version:
+        alarm, found = link.job == ALARM, job
+        if job is not None and job.version != state.in_flight.version:
             job = None
         begun = Begun(state=state, job=job, alarm=alarm, now=now, token=state.token, opened=True)
-        if job is None and not alarm:  # it was taken out or replaced meanwhile, before it could be run
-            state = state.but(in_flight=None, step=link.position)
-            return self._pass(held, state, replace(link, last=link.last or flight.final), begun)
+        if job is None and not alarm:
+            return self._pass_after_all(held, link, begun, found)
         return replace(begun, waking=recurrence.wake(job, now, begun=True) if job is not None else None)
+
+    def _pass_after_all(self, held: Locked, link: Link, begun: Begun, job: Job | None) -> Begun:
+        """Pass over a link that had begun: its job was taken out, moved or replaced before it could be run."""
+        flight = held.state.in_flight
+        assert flight is not None
+        if job is not None:
+            held.rewrite_job(job, run.unmarked(job))
+        state = held.state.but(in_flight=None, step=link.position)
+        return self._pass(held, state, replace(link, last=link.last or flight.final), begun)
 
     def _open_or_check(self, held: Locked, link: Link, own_due: bool, now: int) -> Begun:
         state = held.state
@@ -201,7 +209,7 @@ class Runs:
         self, held: Locked, state: ObjectState, link: Link, opened: Begun, job: Job, now: int, error: Exception
     ) -> Begun:
         """A schedule that this process can't read, for it lacks its time zone: as a job of an unknown task."""
-        again = run.not_understood(job, now, round(self.config.unknown_task_grace * 1000))
+        again = run.not_understood(job, now, self.config.unknown_grace_ms)
         if again is None:
             held.bury(job, Why.FAILED, now, error=str(error))
             held.remove_job(job.id)
@@ -268,16 +276,14 @@ class Runs:
                 return None
             flight = held.state.in_flight
             assert flight is not None
-            now, job = held.job(link.job)
-            entering = begun
+            now, found = held.job(link.job)
+            job, entering = found, begun
             if not begun.alarm and job is not None and job.version != flight.version:
                 same = job.task == flight.task and job.owner == flight.owner and not job.schedule_json
                 job = job if same and run.is_due(held.state, job, now) else None
                 entering = replace(begun, job=job, waking=None)
             if flight.final or (not begun.alarm and job is None):
-                state = held.state.but(in_flight=None, step=link.position)
-                passed = replace(begun, state=state, job=None, alarm=False, now=now)
-                return self._pass(held, state, replace(link, last=link.last or flight.final), passed)
+                return self._pass_after_all(held, link, replace(begun, job=None, alarm=False, now=now), found)
             if begun.alarm or job is None:
                 flying = replace(flight, job=ALARM, line=ALARM, carrier=None)
             else:
@@ -442,8 +448,8 @@ class Runs:
             if held is None or not run.may_finish(held.state, link, token):
                 return None
             now, agenda, job = held.agenda(link.job)
-            if job is not None and job.suspect_on is not None:
-                held.write_job(run.unmarked(job))
+            if job is not None:
+                held.rewrite_job(job, run.unmarked(job))
             state = run.start_failed(held.state, now, self.config)
             held.save(derive(state, agenda, now), agenda)
             return state.not_before if state.not_before is not None else now

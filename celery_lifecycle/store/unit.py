@@ -103,6 +103,11 @@ class Locked:
     def write_job(self, job: Job) -> None:
         self.tx.run(self.tx.sql.update_job, job_params(self.state.id, job))
 
+    def rewrite_job(self, before: Job, after: Job) -> None:
+        """Write what has become of a job, if anything has."""
+        if after != before:
+            self.write_job(after)
+
     def put_job(self, job: Job) -> None:
         self.tx.run(self.tx.sql.put_job, job_params(self.state.id, job))
 

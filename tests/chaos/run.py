@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,6 @@ class Cluster:
     broker: Service
     nodes: Nodes
     directory: Path
-    logs: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager

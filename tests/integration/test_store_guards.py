@@ -10,7 +10,7 @@ import pytest
 
 from celery_lifecycle import Capability, Lifecycle, LifecycleObject, Reschedule, RetryPolicy, lifecycle_job
 from celery_lifecycle.errors import DatabaseUnavailable
-from celery_lifecycle.model import ALARM, Phase, Why
+from celery_lifecycle.model import ALARM, MemoryLimitContext, Phase, Why
 from celery_lifecycle.store.unit import lock_by_name
 from celery_lifecycle.testing import Harness
 from tests.support.protocol import CART, NOW, TASK, WORKER, Clock, Table, links_of
@@ -62,6 +62,34 @@ def test_a_suspect_that_is_marked_with_its_own_worker_already_boards_it_again(t:
         tx.run(f"UPDATE {t.config.table_prefix}jobs SET suspect_on = '{WORKER.instance}'")
     [only] = links_of(t.shipped())
     assert t.begin(only).job is not None
+
+
+def test_a_suspect_that_on_start_moves_gives_its_place_free(t: Table) -> None:
+    t.push("a")
+    with t.store.database.transaction() as tx:
+        tx.run(f"UPDATE {t.config.table_prefix}jobs SET suspect_on = '?'")
+    [only] = links_of(t.shipped())
+    begun = t.begin(only, starts=True)
+    assert t.job("a").suspect_on == WORKER.instance
+    t.store.jobs.reschedule(CART, "a", None, None, 60_000)
+    passed = t.store.runs.enter(replace(only, token=begun.token), begun.token, begun)
+    assert passed is not None
+    assert passed.job is None
+    assert str(t.job("a").suspect_on).startswith("?")
+
+
+def test_what_a_newer_version_has_added_to_a_policy_or_to_the_call_of_a_hook_is_passed_over() -> None:
+    assert RetryPolicy.from_json("[5, 1, 2, 9]") == RetryPolicy(5, 1, 2)
+    told = {
+        "sealed": True,
+        "next_time": None,
+        "executing": "a",
+        "purged": ["b"],
+        "strikes": 3,
+        "limit": 3,
+        "cause": "oom",
+    }
+    assert MemoryLimitContext.from_json({**told, "more": 1}).purged == ("b",)
 
 
 def test_a_chain_for_an_alarm_that_was_taken_back_runs_nothing(t: Table) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from celery_lifecycle.errors import ScheduleInvalid
 from celery_lifecycle.timing.instants import from_millis
 from celery_lifecycle.timing.schedule import first_due, spec_every, spec_for
 from celery_lifecycle.transitions import recurrence
@@ -63,6 +64,17 @@ def test_a_struck_or_failed_occurrence_is_not_taken_for_a_missed_one():
     # A strike of an earlier occurrence says nothing of this one; nor does a run that a newer change has replaced.
     assert not recurrence.wake(hourly._replace(strikes=1), late).runs
     assert recurrence.with_begun(hourly, replace(in_flight, version=hourly.version + 1)) == hourly
+
+
+def test_a_schedule_that_can_not_be_read_here_is_kept_for_a_process_that_can(monkeypatch):
+    def unknown(spec):
+        raise ScheduleInvalid("no such time zone here")
+
+    hourly = scheduled(spec_for("0 * * * *", timezone="UTC"))
+    monkeypatch.setattr("celery_lifecycle.timing.spec.ScheduleSpec.parsed", unknown)
+    after = recurrence.following(hourly, NOW)
+    assert after.due > NOW
+    assert after.schedule_json == hourly.schedule_json
 
 
 def test_a_date_that_has_run_is_over():
