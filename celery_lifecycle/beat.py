@@ -14,6 +14,8 @@ from celery.beat import Scheduler
 from kombu.exceptions import KombuError
 
 from celery_lifecycle import events, holds
+from celery_lifecycle.beside import beside
+from celery_lifecycle.calls import is_call, tell_from_outside
 from celery_lifecycle.entries import Entries
 from celery_lifecycle.errors import LifecycleError, LockTimeout
 from celery_lifecycle.lifecycle import Lifecycle, lifecycle_of
@@ -77,6 +79,7 @@ class LifecycleScheduler(Scheduler):
         self._entries: Entries | None = None
         self._ticked = False
         self._house: Future[Any] | None = None
+        self._telling: list[Future[None]] = []
         super().__init__(app, schedule, max_interval, lazy=lazy, **kwargs)
 
     @property
@@ -224,6 +227,9 @@ class LifecycleScheduler(Scheduler):
             return
         if ended is not None:
             tell(ended)
+            if any(is_call(job) for job in ended.dead):  # no alarm waits for a result backend
+                self._telling = [one for one in self._telling if not one.done()]
+                self._telling.append(beside(tell_from_outside, self.app, ended.dead, ended.why))
 
     # --- upkeep
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from celery import Celery
+from celery.app.task import Context
 from celery.app.trace import get_actual_ignore_result
 from celery.exceptions import WorkerLostError
 from celery.utils.time import maybe_iso8601
 from kombu.utils import json as kombu_json
 
+from celery_lifecycle import events
 from celery_lifecycle.deployment import routed
 from celery_lifecycle.errors import PayloadError, TimeInvalid
 from celery_lifecycle.model import Job, Why
@@ -139,5 +142,17 @@ def tell_of_death(task: Any, request: Any, job: Job, why: Why) -> None:
     if why in (Why.EXPIRED, Why.REVOKED):
         task.backend.mark_as_revoked(request.id, why.value, request=request, store_result=stores)
         return
-    error = WorkerLostError(f"{job.object}#{job.id} did not run, it is a dead job ({why.value}).")
+    error = WorkerLostError(f"{job.object}#{job.id} is a dead job ({why.value}); it is not run any more.")
     task.backend.mark_as_failure(request.id, error, request=request, store_result=stores)
+
+
+def tell_from_outside(app: Celery, jobs: Iterable[Job], why: Why) -> None:
+    """`tell_of_death` for jobs that none of this process's requests stands for: revoked ones, those of a lost worker."""
+    for job in jobs:
+        if is_call(job) and job.task in app.tasks:
+            kept = {key: job.options.get(key) for key in ("root_id", "parent_id", "reply_to", "ignore_result")}
+            request = Context(id=job.id, correlation_id=job.id, task=job.task, delivery_info={}, **kept)
+            try:
+                tell_of_death(app.tasks[job.task], request, job, why)
+            except Exception as error:  # the result backend's client raises whatever its transport does
+                events.unexpected(f"Whoever waits for {job.id} could not be told that it is a dead job", error)

@@ -37,7 +37,7 @@ from celery_lifecycle.model import (
     Why,
     _utc,
 )
-from celery_lifecycle.outcome import Classify, decide, decide_outside, tell_finished, told_of
+from celery_lifecycle.outcome import Classify, decide, decide_outside, tell, tell_finished, told_of
 from celery_lifecycle.queue import JobQueue
 from celery_lifecycle.storage import RunStorage
 from celery_lifecycle.store.database import Disconnected, is_outage
@@ -417,8 +417,7 @@ class Runner:
             ended = self._stored(link.task_id, lambda: ends.struck_inside(link, token, cause, details))
         if ended is None:
             return self._fenced(code.ref, link.job)
-        if ended.context is not None:
-            events.struck(ended.ref, ended.flight.job, ended.context)
+        tell(ended)
         next_time = ended.context.next_time if ended.context is not None else None
         # Whoever waits for a promised id must not be told of a failure: the job runs again under it.
         again = to_millis(next_time) if next_time is not None and link.is_promised else None

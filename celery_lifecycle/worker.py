@@ -11,18 +11,17 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import Celery, bootsteps, signals
-from celery.app.task import Context
 from celery.exceptions import Retry, Terminated, WorkerLostError
 from celery.worker import state as worker_state
 from celery.worker.control import Panel
 from celery.worker.request import Request
 
 from celery_lifecycle import events, tracked
-from celery_lifecycle.calls import restore, tell_of_death
+from celery_lifecycle.calls import restore, tell_from_outside
 from celery_lifecycle.errors import ConfigurationError, DatabaseUnavailable, LifecycleError, SchemaOutdated
 from celery_lifecycle.life import begin_life, this_life, what_ended
 from celery_lifecycle.link import header_in, link_of
-from celery_lifecycle.model import Job, Link, ObjectRef, Why
+from celery_lifecycle.model import Link, ObjectRef, Why
 from celery_lifecycle.outcome import tell, told_of
 from celery_lifecycle.store.ends import End
 from celery_lifecycle.store.workers import Running
@@ -372,19 +371,11 @@ def _revoking(state: Any, task_id: Any, terminate: bool = False, *args: Any, **k
             try:
                 job = lifecycle.store.jobs.revoke(names, one, running=terminate)
                 if job is not None:
-                    _tell_revoked(state.app, job)
+                    tell_from_outside(state.app, [job], Why.REVOKED)
             except LifecycleError as error:
                 events.database_failed(f"Revoked tasks from {one} on could not be taken out of the job table", error)
                 break  # each try holds the worker's event loop until it is given up
     return _celery_revoke(state, task_id, terminate, *args, **kwargs)
-
-
-def _tell_revoked(app: Celery, job: Job) -> None:
-    request = Context(id=job.id, task=job.task, **{key: job.options.get(key) for key in ("root_id", "parent_id")})
-    try:
-        tell_of_death(app.tasks[job.task], request, job, Why.REVOKED)
-    except Exception as error:  # the result backend's client raises whatever its transport does
-        events.unexpected(f"Whoever waits for {job.id} could not be told that it was revoked", error)
 
 
 _celery_revoke = Panel.data["revoke"]

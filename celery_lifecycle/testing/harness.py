@@ -249,6 +249,8 @@ class Harness:
         if self._now_ms >= self._look_at:
             self._look_at = self._now_ms + LOOK_EVERY_MS
             holds.look(self.lifecycle, self._doubts)
+        for telling in self._beat._telling:
+            telling.result()
         return any(message.due_ms <= self._now_ms for message in self.messages)
 
     def deliver(self) -> Ran | None:

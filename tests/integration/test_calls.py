@@ -319,8 +319,10 @@ def waiting(lifecycle: Lifecycle, ends: str, harness: Harness) -> tuple[Any, Any
 
 def body_that(harness: Harness) -> Callable[..., Any]:
     def body(self: Any, what: str) -> None:
-        if what == "timed out":
-            harness.die("crash")
+        if what in ("crash", "lost"):
+            harness.die(what)
+        if what == "memory":
+            raise MemoryError
 
     return body
 
@@ -337,9 +339,12 @@ def test_a_call_that_never_runs_is_revoked_for_whoever_waits(harness: Harness, l
     assert total.state == "FAILURE"
 
 
-def test_a_call_that_dies_with_its_process_ends_its_chord(harness: Harness, lifecycle: Lifecycle) -> None:
-    call, total = waiting(lifecycle, "timed out", harness)
+@pytest.mark.parametrize("ends", ["crash", "lost", "memory"])
+def test_a_call_that_is_sealed_ends_its_chord(harness: Harness, lifecycle: Lifecycle, ends: str) -> None:
+    """Told by the parent of its process; by beat, where that was lost too; or by the process itself."""
+    call, total = waiting(lifecycle, ends, harness)
     harness.advance(3600)
+    assert [one["reason"] for one in harness.sent("job_failed")] == ["sealed"]
     harness.assert_dead(lifecycle.object("call", call.id), call.id, reason="sealed")
     assert (call.state, total.state) == ("FAILURE", "FAILURE")
     assert "failed" in [one.task for one in harness.ran]
