@@ -40,7 +40,7 @@ from celery_lifecycle.model import (
 from celery_lifecycle.outcome import Classify, decide, decide_outside, tell, tell_finished, told_of
 from celery_lifecycle.queue import JobQueue
 from celery_lifecycle.storage import RunStorage
-from celery_lifecycle.store.database import Disconnected, is_outage
+from celery_lifecycle.store.database import Disconnected, StatementRefused, is_outage
 from celery_lifecycle.store.jobs import Pusher
 from celery_lifecycle.store.runs import Begun, Calling, Finished
 from celery_lifecycle.timing.instants import to_millis
@@ -117,7 +117,7 @@ class Runner:
             return self._hook(link, code, begun, begun.job)
         try:
             return self._job(link, code, begun, begun.job, request)
-        except Exception as error:  # a soft time limit between two steps, or our own fault: the worker is not dead
+        except Exception as error:  # a soft time limit, a refusal of the database, our own fault: nobody is dead
             return self._failed_outside(link, code, begun, begun.job, error)
 
     def _begin(self, link: Link, calling: Calling) -> Begun:
@@ -139,16 +139,22 @@ class Runner:
                 again = True
                 time.sleep(RETRY_DATABASE)
 
-    def _stored(self, what: str, verb: Callable[[], T]) -> T:
+    def _stored(self, what: str, verb: Callable[[], T], refusable: bool = False) -> T:
         """Call a verb of the store until the database answers: what has run must not be lost to an outage.
 
         The parent goes on renewing the lease meanwhile. If the run is ended by somebody else all the same, the verb says so.
+
+        Raises:
+            StatementRefused: `refusable`, and the database has refused it for as long as a lease lasts.
         """
         said = False
+        deadline = time.monotonic() + self.deployment.config.lease_ms / 1000
         while True:
             try:
                 return verb()
             except DatabaseUnavailable as error:
+                if refusable and isinstance(error, StatementRefused) and time.monotonic() > deadline:
+                    raise
                 if not said:
                     events.database_failed(f"{what} can't be stored; trying again until the database is back", error)
                 said = True
@@ -316,7 +322,8 @@ class Runner:
             tried.append(job)
             return runs.finish(link, begun.token, verdict, writes, again)
 
-        done = self._stored(link.task_id, finish)
+        # What the database refuses for good is what the job has written. Without it the attempt fails, and the process is free.
+        done = self._stored(link.task_id, finish, refusable=bool(writes))
         if not done.accepted:
             return self._fenced(code.ref, job.id)
         tell_finished(code.ref, job, ctx.attempt, verdict, done, error)

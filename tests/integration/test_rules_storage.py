@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.exceptions import Ignore
 
 from celery_lifecycle import Lifecycle, LifecycleObject, RetryPolicy, lifecycle_job
 from celery_lifecycle.errors import NameInvalid, PayloadError
 from celery_lifecycle.testing import Harness
+from tests.support import Database
 
 
 class World:
@@ -208,3 +210,30 @@ def test_keys_compare_byte_by_byte(harness: Harness, world: World) -> None:
     for number, key in enumerate(keys):
         storage[key] = number
     assert [storage[key] for key in keys] == [0, 1, 2, 3, 4]
+
+
+REFUSES = {
+    "sqlite": "CREATE TRIGGER no BEFORE INSERT ON lifecycle_storage WHEN NEW.value = '\"bad\"' BEGIN SELECT RAISE(ABORT, 'no'); END",
+    "postgresql": "ALTER TABLE lifecycle_storage ADD CONSTRAINT no CHECK (value <> '\"bad\"')",
+    "mariadb": "ALTER TABLE lifecycle_storage ADD CONSTRAINT no CHECK (value <> '\"bad\"')",
+}
+
+
+def test_a_job_whose_writes_the_database_refuses_fails_and_holds_no_process(database: Database) -> None:
+    lifecycle = Lifecycle(Celery("refused", set_as_current=False), backup_alarm=1)
+    world = World(lifecycle)
+
+    def writes_what_is_refused(ctx: Any) -> None:
+        ctx.storage["key"] = "bad"
+
+    world.does = writes_what_is_refused
+    with Harness(lifecycle, database_url=database.url) as harness:
+        with lifecycle.store.database.transaction() as tx:
+            tx.run(REFUSES[database.kind])
+        work = world.Work("a")
+        work.go.push(id="job", retry=RetryPolicy(max_attempts=2, base_delay=10))
+        harness.advance(60)
+        assert [fact["attempt"] for fact in harness.started("job")] == [1, 2]
+        (dead,) = work.dead_jobs()
+        assert "refused a statement" in dead.error
+        assert work.storage.list() == {}
