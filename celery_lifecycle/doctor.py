@@ -15,7 +15,7 @@ from celery_lifecycle.config import Config
 from celery_lifecycle.describe import span
 from celery_lifecycle.errors import ConfigurationError, LifecycleError
 from celery_lifecycle.lifecycle import Lifecycle
-from celery_lifecycle.migrations import schema
+from celery_lifecycle.migrations import revision
 from celery_lifecycle.model import Phase
 from celery_lifecycle.store.database import Database
 from celery_lifecycle.store.watch import Overview, Watch
@@ -210,12 +210,12 @@ def _database(database: Database, watch: Watch) -> tuple[bool, list[Finding]]:
     found = [Finding(OK, "database", f"{where} answers ({version.split(' on ')[0]})"), _clock(watch)]
     found += _server(database, watch, version)
     try:
-        schema.verify(database)
+        revision.verify(database)
     except LifecycleError as error:
         why = "Beat and workers refuse to start."
         found.append(Finding(ERROR, "schema", str(error), why, "celery -A <your app> lifecycle migrate"))
         return False, found
-    found.append(Finding(OK, "schema", f"the tables are at revision {schema.head(database)}"))
+    found.append(Finding(OK, "schema", f"the tables are at revision {revision.HEAD}"))
     return True, found
 
 

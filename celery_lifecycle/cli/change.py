@@ -20,7 +20,7 @@ from celery_lifecycle.cli.base import (
     object_argument,
 )
 from celery_lifecycle.errors import UnknownJob
-from celery_lifecycle.migrations import schema
+from celery_lifecycle.migrations.revision import current
 from celery_lifecycle.model import Job, ObjectRef
 from celery_lifecycle.queue import when
 
@@ -40,7 +40,9 @@ delay_option = click.option(
 def migrate(ctx: click.Context, revision: str, json_: bool) -> None:
     """Make or upgrade the tables. Safe to run again, and by several at once."""
     database = deployment(ctx, makes=True).store.database
-    before = schema.current(database)
+    from celery_lifecycle.migrations import schema  # loads Alembic
+
+    before = current(database)
     reached = schema.migrate(database, revision)
     url = database.url.render_as_string(hide_password=True)
     if json_:

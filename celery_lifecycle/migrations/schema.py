@@ -1,4 +1,4 @@
-"""Makes, upgrades and verifies the tables; Alembic does the work, a lock of the database keeps others out meanwhile."""
+"""Makes and upgrades the tables; Alembic does the work, a lock of the database keeps others out meanwhile."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config as AlembicConfig
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from celery_lifecycle.errors import DatabaseUnavailable, SchemaOutdated
+from celery_lifecycle.errors import DatabaseUnavailable
+from celery_lifecycle.migrations.revision import current
 from celery_lifecycle.store.beats import Beats
 from celery_lifecycle.store.database import Database
 from celery_lifecycle.tables import make_tables
@@ -43,45 +42,6 @@ def _config(database: Database, connection: Connection | None = None) -> Alembic
 
 def version_table(database: Database) -> str:
     return f"{database.config.table_prefix}alembic_version"
-
-
-def head(database: Database) -> str:
-    """The revision that this version of the package needs."""
-    found = ScriptDirectory.from_config(_config(database)).get_current_head()
-    assert found is not None
-    return found
-
-
-def current(database: Database) -> str | None:
-    """The revision that the tables have; None if there are none.
-
-    Raises:
-        DatabaseUnavailable: the database can't be reached.
-    """
-    try:
-        with _hushed(), database.engine.connect() as connection:
-            context = MigrationContext.configure(connection, opts={"version_table": version_table(database)})
-            return context.get_current_revision()
-    except (DBAPIError, OSError) as error:
-        raise database._unreachable(error) from error
-
-
-def verify(database: Database) -> None:
-    """Check that the tables are those of this version.
-
-    Raises:
-        DatabaseUnavailable: the database can't be reached.
-        SchemaOutdated: they are missing, old, or newer than this package.
-    """
-    have, need = current(database), head(database)
-    if have == need:
-        return
-    known = {script.revision for script in ScriptDirectory.from_config(_config(database)).walk_revisions()}
-    what = "missing" if have is None else "old" if have in known else "of a newer version of this package"
-    raise SchemaOutdated(
-        f"The tables of celery_lifecycle in {database.url.render_as_string(hide_password=True)} are {what} (revision"
-        f" {have}, needed {need}). Run: celery -A <your app> lifecycle migrate"
-    )
 
 
 def migrate(database: Database, revision: str = "head") -> str:

@@ -73,6 +73,8 @@ class Sql:
         key = self._quoted("key")
 
         self.now = self._(f"SELECT {now}")
+        # Alembic's own table.
+        self.get_revision = self._(f"SELECT version_num FROM {quote}{prefix}alembic_version{quote}")
 
         # --- objects
         self.lock_object = self._(f"SELECT {columns} FROM {o} WHERE id = :object{lock}")
