@@ -19,6 +19,7 @@ from tests.support.brokers import Broker
 from tests.support.databases import Database
 from tests.support.proxy import Proxy
 from tests.support.redis_databases import private_redis_url
+from tests.support.tables import forget_originals
 from tests.support.virtual_hosts import finish_deletions
 
 MARKS = (
@@ -69,6 +70,7 @@ def _parameter(*kinds: str) -> object:
 
 
 def pytest_sessionfinish() -> None:
+    forget_originals()
     finish_deletions()
 
 

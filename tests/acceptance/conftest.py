@@ -14,7 +14,6 @@ from celery import Celery
 from pytest_celery import CeleryBrokerCluster, CeleryTestCluster, CeleryWorkerCluster
 
 from celery_lifecycle import Lifecycle
-from celery_lifecycle.migrations.schema import migrate
 from tests.acceptance.app import make_app
 from tests.acceptance.docker_process import DockerProcess, engine
 from tests.acceptance.ledger import Ledger
@@ -22,6 +21,7 @@ from tests.acceptance.looks import left_over
 from tests.acceptance.nodes import BeatNode, BrokerNode, DatabaseNode, LifecycleSetup, Nodes, WorkerNode
 from tests.acceptance.process import LocalProcess
 from tests.support import Broker, Database, Proxy, wait_until
+from tests.support.tables import make_tables
 
 _NODES = pytest.StashKey[Nodes]()
 _FAILED = pytest.StashKey[bool]()
@@ -92,7 +92,7 @@ def environment(
 def app(environment: dict[str, str]) -> Iterator[Celery]:
     """The application under test, in the test's own process; its tables are there."""
     with make_app(environment) as application:
-        migrate(application.lifecycle.store.database)
+        make_tables(application.lifecycle.store.database)
         yield application
         application.lifecycle.close()
 

@@ -8,6 +8,7 @@ from celery import Celery
 
 from celery_lifecycle import Lifecycle
 from celery_lifecycle.testing import Harness
+from tests.support.tables import tables_at
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
@@ -21,5 +22,5 @@ def lifecycle() -> Lifecycle:
 @pytest.fixture
 def harness(lifecycle: Lifecycle, database_url: str) -> Iterator[Harness]:
     """The application on a private database, on a clock that starts at noon."""
-    with Harness(lifecycle, database_url=database_url, start=NOON) as running:
+    with Harness(lifecycle, database_url=tables_at(database_url), start=NOON) as running:
         yield running

@@ -18,10 +18,10 @@ from celery.schedules import BaseSchedule, crontab, schedstate, schedule, solar
 from celery_lifecycle import Lifecycle
 from celery_lifecycle.beat import LifecycleScheduler
 from celery_lifecycle.errors import DatabaseUnavailable
-from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.store.entries import EntryRun
 from tests.support.brokers import Broker
 from tests.support.proxy import Proxy
+from tests.support.tables import make_tables
 from tests.support.waiting import wait_until
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
@@ -59,7 +59,7 @@ class Deployment:
         self.broker = broker
         self.database_url = database_url
         self.beats: list[LifecycleScheduler] = []
-        migrate(self.app({}).lifecycle.store.database)
+        make_tables(self.app({}).lifecycle.store.database)
 
     def app(self, entries: dict[str, Any], broker_url: str | None = None, name: str = "shop") -> Any:
         app = Celery(name, set_as_current=False)

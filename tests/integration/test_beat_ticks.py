@@ -11,12 +11,12 @@ from sqlalchemy import create_engine, text
 
 from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
 from celery_lifecycle.beat import LOCKED_FOR, LifecycleScheduler, Stop
-from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import ObjectRef, Phase, Shipment
 from celery_lifecycle.queue import Push, draft_of
 from celery_lifecycle.store.runs import Calling
 from tests.support import wait_until
 from tests.support.protocol import WORKER, links_of
+from tests.support.tables import make_tables
 
 
 @pytest.mark.databases("postgresql", "mariadb")
@@ -109,7 +109,7 @@ def _beat_with_due(database_url: str, *names: str, **settings: Any) -> tuple[Lif
     """A beat, and carts of these names whose job is due."""
     app = Celery("ticks", broker="memory://", set_as_current=False)
     lifecycle = Lifecycle(app, database_url=database_url, **settings)
-    migrate(lifecycle.store.database)
+    make_tables(lifecycle.store.database)
 
     class Cart(LifecycleObject, lifecycle=lifecycle):
         @lifecycle_job

@@ -14,6 +14,7 @@ from kombu import Exchange, Queue
 from celery_lifecycle import Lifecycle, LifecycleTask, lifecycle_job
 from celery_lifecycle.errors import DatabaseUnavailable, TimeInvalid
 from celery_lifecycle.testing import Harness
+from tests.support.tables import tables_at
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
@@ -26,7 +27,7 @@ def lifecycle() -> Lifecycle:
 
 @pytest.fixture
 def harness(lifecycle: Lifecycle, database_url: str) -> Iterator[Harness]:
-    with Harness(lifecycle, database_url=database_url, start=NOON) as running:
+    with Harness(lifecycle, database_url=tables_at(database_url), start=NOON) as running:
         yield running
 
 

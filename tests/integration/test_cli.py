@@ -15,11 +15,11 @@ from click.testing import CliRunner, Result
 
 from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
 from celery_lifecycle.cli import lifecycle as commands
-from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import Cause, ObjectRef, Why
 from celery_lifecycle.store.ends import End
 from celery_lifecycle.store.runs import Calling
 from tests.support.protocol import CART, WORKER, links_of
+from tests.support.tables import make_tables
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Result]
@@ -34,7 +34,7 @@ def lifecycle(database_url: str) -> Iterator[Lifecycle]:
         @lifecycle_job()
         def remind(self, ctx): ...
 
-    migrate(made.store.database)
+    make_tables(made.store.database)
     yield made
     made.close()
 

@@ -17,10 +17,10 @@ from celery import Celery
 from celery_lifecycle import Lifecycle
 from celery_lifecycle.beat import LifecycleScheduler
 from celery_lifecycle.health import GIVES_UP_AFTER, Health, measure
-from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import ObjectRef
 from tests.support import wait_until
 from tests.support.protocol import Clock, Table, table
+from tests.support.tables import make_tables
 
 OTHER = ObjectRef("cart", "user-1")
 
@@ -88,7 +88,7 @@ def lifecycle(database_url: str) -> Iterator[Lifecycle]:
     app = Celery("health", broker="memory://", set_as_current=False)
     app.conf.beat_schedule = {}
     made = Lifecycle(app, database_url=database_url, poll_interval=0.05)
-    migrate(made.store.database)
+    make_tables(made.store.database)
     yield made
     made.close()
 

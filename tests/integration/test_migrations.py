@@ -19,6 +19,7 @@ from celery_lifecycle.migrations.revision import HEAD, REVISIONS, current, verif
 from celery_lifecycle.model import ObjectRef
 from celery_lifecycle.store.database import Database
 from celery_lifecycle.tables import make_tables
+from tests.support import tables
 from tests.support.protocol import table
 
 TABLES = ("objects", "jobs", "storage", "dead_jobs", "heartbeats", "beat_entries", "meta")
@@ -69,6 +70,17 @@ def test_the_database_has_the_same_definitions_whether_migrated_or_created_from_
         declared(job_database).create_all(connection)
     assert migrated == described(job_database, database.kind)
     assert len(migrated) > 0
+
+
+def test_the_tables_that_tests_copy_are_those_of_a_migration(job_database, database):
+    tables.make_tables(job_database)
+    verify(job_database)
+    copied = described(job_database, database.kind)
+    with job_database.engine.begin() as connection:
+        declared(job_database).drop_all(connection)
+        connection.exec_driver_sql("DROP TABLE shop_alembic_version")
+    schema.migrate(job_database)
+    assert copied == described(job_database, database.kind)
 
 
 def described(job_database, kind):

@@ -15,12 +15,12 @@ from kombu import Exchange, Queue
 from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
 from celery_lifecycle.dispatch import AWAY_FOR, Sender
 from celery_lifecycle.errors import NameInvalid, PolicyInvalid
-from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import Brief, ObjectRef, Shipment
 from celery_lifecycle.task import LifecycleTask
 from celery_lifecycle.testing import Harness
 from tests.support.brokers import Broker
 from tests.support.proxy import Proxy
+from tests.support.tables import make_tables
 from tests.support.waiting import wait_until
 
 
@@ -34,7 +34,7 @@ def test_a_push_waits_for_a_silent_broker_for_a_second_at_most(
     if confirm and broker_url.startswith("amqp"):
         app.conf.broker_transport_options = {"confirm_publish": True}
     lifecycle = Lifecycle(app, database_url=f"sqlite:///{tmp_path}/silent.db")
-    migrate(lifecycle.store.database)
+    make_tables(lifecycle.store.database)
 
     class Cart(LifecycleObject, lifecycle=lifecycle):
         @lifecycle_job

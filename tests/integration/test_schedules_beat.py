@@ -13,8 +13,8 @@ from celery import Celery
 from celery_lifecycle import Lifecycle
 from celery_lifecycle.beat import LifecycleScheduler
 from celery_lifecycle.link import header_in
-from celery_lifecycle.migrations.schema import migrate
 from tests.support.brokers import Broker
+from tests.support.tables import make_tables
 from tests.support.waiting import wait_until
 
 
@@ -50,7 +50,7 @@ def shop(database_url: str, broker: Broker) -> Iterator[Any]:
                     queue.close()
 
     made = Shop()
-    migrate(made.app().lifecycle.store.database)
+    make_tables(made.app().lifecycle.store.database)
     yield made
     for app in made.apps:
         app.lifecycle.close()

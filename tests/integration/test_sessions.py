@@ -11,11 +11,11 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_lifecycle import Lifecycle
 from celery_lifecycle.errors import ConfigurationError, LockTimeout, OwnerConflict, TimeInvalid
-from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import ObjectRef, Phase
 from celery_lifecycle.queue import Push
 from tests.support.databases import private_database
 from tests.support.protocol import QUEUE, TASK, Clock, Table, check_invariants
+from tests.support.tables import make_tables
 
 CART = ObjectRef("cart", "user-42")
 
@@ -37,7 +37,7 @@ class Recorder(Lifecycle):
 @pytest.fixture
 def lifecycle(database_url: str) -> Iterator[Recorder]:
     made = Recorder(Celery("shop", broker="memory://", set_as_current=False), database_url=database_url, lock_timeout=1)
-    migrate(made.store.database)
+    make_tables(made.store.database)
     yield made
     check(made)
     made.close()
@@ -235,7 +235,7 @@ def test_pushes_of_two_lifecycles_in_one_session_are_sent_by_each(lifecycle, car
     other = Recorder(
         Celery("other", broker="memory://", set_as_current=False), database_url=database_url, table_prefix="other_"
     )
-    migrate(other.store.database)
+    make_tables(other.store.database)
     with Session(engine) as session:
         cart.jobs.push(TASK, id="a", session=session)
         other.object("cart", "user-42").jobs.push(TASK, id="b", session=session)
@@ -382,7 +382,7 @@ def test_a_session_of_another_database_of_the_same_kind_is_refused(lifecycle, ca
             with pytest.raises(ConfigurationError, match=r"both are one database"):
                 cart.jobs.push(TASK, session=session)
             session.rollback()
-            migrate(other.store.database)
+            make_tables(other.store.database)
             with pytest.raises(ConfigurationError, match=r"both are one database"):
                 cart.jobs.push(TASK, session=session)
             session.commit()

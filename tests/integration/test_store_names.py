@@ -23,10 +23,10 @@ from celery_lifecycle.errors import (
     UnknownJob,
     UnknownTask,
 )
-from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import ObjectRef
 from tests.support.databases import Database
 from tests.support.protocol import NOW, QUEUE, TASK, Clock, Table, table
+from tests.support.tables import make_tables
 
 UTC = timezone.utc
 
@@ -42,7 +42,7 @@ def t(database_url: str) -> Iterator[Table]:
 def lifecycle(database_url: str) -> Iterator[Lifecycle]:
     app = Celery("shop", broker="memory://", set_as_current=False)
     made = Lifecycle(app, database_url=database_url)
-    migrate(made.store.database)
+    make_tables(made.store.database)
     yield made
     made.close()
 
@@ -143,7 +143,7 @@ def test_a_due_time_is_the_same_to_the_millisecond_whatever_the_servers_time_zon
     monkeypatch.setenv("PGTZ", zone)
     app = Celery("shop", broker="memory://", set_as_current=False)
     made = Lifecycle(app, database_url=database.url)
-    migrate(made.store.database)
+    make_tables(made.store.database)
     in_zone(made.store.database.engine, database.kind, zone)
     try:
         handle = made.object("cart", "user-42")

@@ -10,10 +10,10 @@ from celery import Celery
 import celery_lifecycle
 from celery_lifecycle.config import Config
 from celery_lifecycle.dispatch import Sender
-from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import ObjectRef
 from celery_lifecycle.store import Store
 from celery_lifecycle.store.database import Tx
+from tests.support.tables import make_tables
 
 
 def fork_and_write(store: Store, name: str) -> int:
@@ -30,7 +30,7 @@ def fork_and_write(store: Store, name: str) -> int:
 
 def test_a_child_forked_in_the_middle_of_a_transaction_of_another_thread_can_write(database_url: str) -> None:
     store = Store(Config(database_url=database_url, lock_timeout=1))
-    migrate(store.database)
+    make_tables(store.database)
     entered, leave = threading.Event(), threading.Event()
 
     def hold(tx: Tx) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from celery_lifecycle.config import Config, read_config
-from celery_lifecycle.migrations.schema import migrate
 from celery_lifecycle.model import HOST, Brief, InFlight, Job, Link, ObjectRef, ObjectState, Phase, Shipment
 from celery_lifecycle.store import Store
 from celery_lifecycle.store.claims import Claimed
@@ -18,6 +17,7 @@ from celery_lifecycle.store.rows import brief_from, job_of, object_of
 from celery_lifecycle.store.runs import Begun, Calling, Finished
 from celery_lifecycle.transitions.derive import Agenda, is_forgettable, next_wake
 from celery_lifecycle.transitions.run import Action, Verdict, Worker
+from tests.support.tables import make_tables
 
 NOW = 1_800_000_000_000
 CART = ObjectRef("cart", "user-42")
@@ -121,7 +121,7 @@ class Table:
         self.config = read_config({"database_url": url, **settings})
         self.store = Store(self.config, clock)
         if migrates:
-            migrate(self.store.database)
+            make_tables(self.store.database)
 
     def close(self) -> None:
         self.store.close()

@@ -197,15 +197,15 @@ def test_a_virtual_host_is_made_and_removed_through_the_management_plugin_where_
     url, asked = management
     api = ManagementApi("amqp://somebody:secret@127.0.0.1:5672/", url)
     assert api.answers()
-    api.create("lc_1")
-    assert api.url("lc_1") == "amqp://somebody:secret@127.0.0.1:5672/lc_1"
-    api.delete("lc_1")
+    name = api.create()
+    assert api.url(name) == f"amqp://somebody:secret@127.0.0.1:5672/{name}"
+    api.delete(name)
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
     assert asked == [
         ("GET", "/api/whoami", None),
-        ("PUT", "/api/vhosts/lc_1", None),
-        ("PUT", "/api/permissions/lc_1/somebody", everything),
-        ("DELETE", "/api/vhosts/lc_1", None),
+        ("PUT", f"/api/vhosts/{name}", None),
+        ("PUT", f"/api/permissions/{name}/somebody", everything),
+        ("DELETE", f"/api/vhosts/{name}", None),
     ]
 
 
