@@ -28,10 +28,12 @@ SETTINGS = {
 }
 AT_LEAST, AT_MOST, LOOK_EVERY = 32.0, 120.0, 0.2
 
+_interrupts: list[int] = []
+
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGHUP, _leave)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     try:
         with Stage(SETTINGS, DAY) as stage:
             return play(stage)
@@ -41,6 +43,8 @@ def main() -> int:
 
 
 def _leave(number: int, frame: object) -> NoReturn:
+    """Python drops an exception that is raised while it runs a destructor or a callback: `_watch` looks here as well."""
+    _interrupts.append(number)
     raise KeyboardInterrupt
 
 
@@ -82,6 +86,8 @@ def _watch(stage: Stage, story: Story, screen: Screen) -> None:
     began = time.monotonic()
     screen.begin()
     while (elapsed := time.monotonic() - began) < AT_MOST:
+        if _interrupts:
+            raise KeyboardInterrupt
         stage.check()
         story.play(elapsed)
         facts = story.listen()

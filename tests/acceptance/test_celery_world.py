@@ -237,7 +237,7 @@ def test_other_pools_run_chains_through_failures_and_lose_a_killed_job_with_the_
 @pytest.mark.parametrize(
     "settings", [{"worker_max_tasks_per_child": 1}, {"worker_max_memory_per_child": 1000}], ids=["tasks", "memory"]
 )
-@pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "rabbitmq"))
+@pytest.mark.combinations(("mariadb", "redis"))
 def test_processes_that_are_replaced_after_each_task_are_no_strikes(
     start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger
 ) -> None:
@@ -322,7 +322,8 @@ def test_a_tracked_task_whose_process_is_killed_strikes_the_job_that_watches_it_
     wait_until(lambda: watched.jobs.list() == [], 10)
     assert [run.outcome for run in ledger.runs(job="load")] == ["died", "ended"]
     assert 1 in {run.data["strikes"] for run in ledger.runs(job="watch")}
-    assert lifecycle.store.holds.of(watched.ref) == []
+    # Given back by the worker once its process has ended the task, which the job may have heard of before.
+    wait_until(lambda: lifecycle.store.holds.of(watched.ref) == [], 10)
     watched.destroy()
 
 

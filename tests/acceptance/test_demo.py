@@ -101,7 +101,7 @@ def test_an_interrupted_demo_stops_its_processes_and_leaves_nothing_behind(demo:
     assert list(demo.temporary.iterdir()) == []
 
 
-@pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "rabbitmq"))
+@pytest.mark.combinations(("postgresql", "rabbitmq"))
 def test_the_demo_runs_on_servers_too(temporary: Path, database: Database, broker: Broker) -> None:
     demo = Demo(temporary, DATABASE_URL=database.url, BROKER_URL=broker.url)
     try:

@@ -47,6 +47,7 @@ def locked(url: str) -> Iterator[None]:
     engine.dispose()
 
 
+@pytest.mark.combinations(("mariadb", "redis"))
 def test_c13_health_fails_while_the_due_query_hangs_and_recovers_with_it(
     lifecycle, start_worker, start_beat, command, environment, ledger
 ):

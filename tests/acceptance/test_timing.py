@@ -39,6 +39,7 @@ def test_jobs_moved_cancelled_or_committed_by_another_process_run_when_they_are_
     at = time.time() + 9
     for thing in (moved, cancelled):
         thing.jobs.reschedule("job", delay=9)
+    assert cancelled.jobs.cancel("job")
     worker.restart()
     script = (
         "import os, sys, time; from tests.acceptance.app import make_app; app = make_app(os.environ)\n"
@@ -48,8 +49,6 @@ def test_jobs_moved_cancelled_or_committed_by_another_process_run_when_they_are_
         [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     pushed = float(done.stdout)
-    wait_until(lambda: time.time() > at - 3, 15)
-    assert cancelled.jobs.cancel("job")
     wait_until(lambda: ledger.ends("job", "thing/moved") and ledger.ends("job", "thing/other"), 20)
     starts = {line["object"]: line["time"] for line in ledger.records("start")}
     assert set(starts) == {"thing/moved", "thing/other"}
@@ -96,7 +95,7 @@ def test_two_beats_one_of_which_fails_in_a_claim_send_a_hundred_one_shots_once(
 
 
 @pytest.mark.parametrize("settings", [{"lifecycle_dispatch_window": 20, "lifecycle_patience_max": 3}])
-@pytest.mark.combinations(("postgresql", "redis"), ("mariadb", "rabbitmq"))
+@pytest.mark.combinations(("mariadb", "rabbitmq"))
 def test_with_all_workers_stopped_the_chains_on_their_way_stay_bounded_and_all_jobs_run_once_afterwards(
     start_worker: StartWorker, start_beat: StartBeat, lifecycle: Lifecycle, ledger: Ledger
 ) -> None:

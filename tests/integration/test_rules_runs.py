@@ -244,6 +244,7 @@ def test_a_push_in_on_start_is_the_same_whatever_the_order_of_its_payloads_keys(
     assert len([one for one in store.objects.find_many() if one.kind == "charge"]) == 1
 
 
+@pytest.mark.databases("sqlite")
 def test_on_alarm_of_a_thousand_due_jobs_is_called_once_at_the_end(harness: Harness, world: World) -> None:
     """D22: the jobs run in slices of fifty, each slice a run of its own."""
     from celery_lifecycle import Push
