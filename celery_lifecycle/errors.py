@@ -58,7 +58,10 @@ class ObjectDisabled(LifecycleError):
 
 
 class DatabaseUnavailable(LifecycleError):
-    """The job database could not be reached. Check `lifecycle_database_url` and that the server runs; nothing was stored."""
+    """The job database could not be reached. Check `lifecycle_database_url` and that the server runs.
+
+    Nothing was stored, unless the connection broke at the commit: then nobody knows.
+    """
 
 
 class LockTimeout(DatabaseUnavailable):

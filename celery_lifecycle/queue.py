@@ -190,7 +190,8 @@ class JobQueue:
             NameInvalid, TimeInvalid, PayloadError, PolicyInvalid, UnknownTask: what was given is not allowed.
             OwnerConflict: the id belongs to another owner.
             ObjectDisabled: the object's alarms were disabled for good.
-            DatabaseUnavailable, LockTimeout: nothing was stored.
+            DatabaseUnavailable, LockTimeout: nothing was stored. Only where the connection broke at the commit is that not
+                known: push again under the same `id`.
         """
         push = Push(fn, at, delay, payload, id, retry, singleflight, hung_timeout, exclusive, recovery_loop)
         draft = draft_of(self._deployment, self._ref, self._owner, self._resolve(fn), push)

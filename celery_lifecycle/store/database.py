@@ -54,7 +54,10 @@ class StatementRefused(DatabaseUnavailable):
 
 
 class Disconnected(DatabaseUnavailable):
-    """The connection to the job database broke. Check `lifecycle_database_url` and that the server runs."""
+    """The connection to the job database broke. Check `lifecycle_database_url` and that the server runs.
+
+    At the commit: what was to be stored may be stored.
+    """
 
 
 class Tx:

@@ -310,7 +310,8 @@ class Simulation:
     def _crash(self, process: Process, what: str) -> None:
         if not process.alive:
             raise Killed
-        if self.faults.hits(f"crash {process.role}") is not None:
+        kind = f"crash {process.role}"
+        if self.faults.hits(kind) is not None or self.faults.hits(f"{kind} at {what}") is not None:
             self.world.say(f"crash at {what}")
             process.kill()
             raise Killed
