@@ -26,12 +26,14 @@ MOST_COMMITS = 5000
 """Ten times as many transactions as the liveliest seeds of the suite have."""
 
 NOTHING = "nothing"
+AREAS = {"DeadJobs": "dead"}
+"""Where the store's name for its verbs is not that of their class."""
 
 
 def verb_of(label: str) -> str:
     """The store's verb in whose transaction something was changed."""
     place, _, name = label.partition(".")
-    return f"{place.lower()}.{name.strip('_').removesuffix('_in')}"
+    return f"{AREAS.get(place, place.lower())}.{name.strip('_').removesuffix('_in')}"
 
 
 class Checker:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from tests.simulation.facts import Violation
@@ -13,10 +10,10 @@ from tests.simulation.mutation import Mutant, catches, mutated, seed_for
 from tests.simulation.plan import Plan
 from tests.simulation.profiles import PROFILES, plan_of
 from tests.simulation.story import play, report
+from tests.support.moves import PLAYS, told_moves
 
 PARTS = 10
-DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
-#: Seeds in which, taken together, everything happens that moves an object from one state to another.
+#: Seeds in which, taken together, everything happens that moves an object from one state to another, but for what is rare.
 MOVES_SEEN_IN = (1, 2, 5, 23, 25, 26, 31, 59, 83, 91, 100, 148, 225, 230, 239, 275, 295, 350, 611, 680)
 
 
@@ -24,9 +21,10 @@ MOVES_SEEN_IN = (1, 2, 5, 23, 25, 26, 31, 59, 83, 91, 100, 148, 225, 230, 239, 2
 def test_no_invariant_breaks_in_any_seed(part: int) -> None:
     for seed in range(part * SEEDS // PARTS, (part + 1) * SEEDS // PARTS):
         plan = plan_of(seed)
-        error, _ = play(plan)
+        error, simulation = play(plan)
         if error is not None:
             pytest.fail(report(plan, error), pytrace=False)
+        assert simulation.checker.moves <= told_moves(), f"seed {seed}: not in docs/design.md"
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -39,10 +37,9 @@ def test_a_seed_replays_exactly_also_from_its_printed_plan(profile: str) -> None
 
 
 def test_the_verbs_that_move_an_object_between_its_states_are_those_of_the_design() -> None:
-    rows = re.findall(r"^\| (\w+) \| (\w+) \| (`.*`) \|$", DESIGN.read_text(encoding="utf-8"), re.MULTILINE)
-    told = {(before, after, verb) for before, after, verbs in rows for verb in re.findall(r"`([\w.]+)`", verbs)}
     seen = set().union(*(play(plan_of(seed))[1].checker.moves for seed in MOVES_SEEN_IN))
-    assert seen == told
+    assert not seen & PLAYS.keys(), "what a world shows need not be played"
+    assert seen | PLAYS.keys() == told_moves()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
