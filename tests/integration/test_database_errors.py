@@ -1,5 +1,7 @@
 """What a driver raises becomes the error of this package that it stands for, on every database and driver version."""
 
+from types import SimpleNamespace
+
 import psycopg
 import pymysql
 import pytest
@@ -8,7 +10,8 @@ from sqlalchemy.dialects.mysql.pymysql import MySQLDialect_pymysql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from celery_lifecycle.errors import DatabaseUnavailable, LockTimeout, SchemaOutdated
-from celery_lifecycle.store.database import Conflict, Disconnected, StatementRefused, is_outage, translate
+from celery_lifecycle.store import database
+from celery_lifecycle.store.database import TRIES, Conflict, Disconnected, StatementRefused, is_outage, translate
 from tests.support.protocol import table
 
 
@@ -92,3 +95,25 @@ def test_a_value_that_the_database_refuses_is_somebodys_fault():
 
 def dialect_of(kind, driver):
     return kind(dbapi=driver)
+
+
+@pytest.mark.databases("sqlite")
+def test_a_transaction_gets_out_of_the_way_of_the_one_that_won_before_it_is_repeated(t, monkeypatch):
+    """At random, or two that met once would meet again; up to twice as long with each try; and not after the last one."""
+    pauses = []
+    monkeypatch.setattr(database, "time", SimpleNamespace(sleep=pauses.append))
+
+    def loses(tx):
+        raise Conflict
+
+    for _ in range(20):
+        with pytest.raises(Conflict):
+            t.store.database.run(loses)
+    monkeypatch.undo()
+    for attempt in range(TRIES - 1):
+        drawn = pauses[attempt :: TRIES - 1]
+        longest = 0.02 * 2**attempt
+        assert len(set(drawn)) == 20
+        assert all(0 <= pause <= longest for pause in drawn)
+        assert max(drawn) > longest / 2
+    assert len(pauses) == 20 * (TRIES - 1)

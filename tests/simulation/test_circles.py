@@ -1,0 +1,18 @@
+"""A world that goes round in circles comes to an end, and is told."""
+
+import pytest
+
+from tests.simulation import checks
+from tests.simulation.facts import Violation
+from tests.simulation.plan import Plan
+from tests.simulation.simulation import Simulation
+
+
+def test_a_world_that_goes_round_in_circles_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "MOST_COMMITS", 200)
+    for_ever = {"at": 1000, "do": "push", "on": "plain/a", "script": [{"end": "yield"}]}
+    world = Simulation(Plan(1, "circles", horizon=10_000, healing=1000, events=[for_ever]))
+    with pytest.raises(Violation) as found:
+        world.run()
+    assert found.value.invariant == "nobody goes round in circles"
+    assert world.checker.commits == 201
