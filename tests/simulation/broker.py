@@ -44,7 +44,7 @@ class Broker:
         self.published += 1
         text = json.dumps([headers, body])
         header = header_in(headers) or {}
-        simulation.checker.chains.published(header)
+        simulation.checker.published(queue, header)
         latency = 1 + world.draw("latency", 4)
         copies = [latency]
         if faults.hits("lose") is not None:

@@ -66,7 +66,7 @@ class BreakerChecks:
         key = (old.id, flight.line, flight.job)
         self.line_deaths[key] += 1
         if flight.job in (START, ALARM):
-            self._check_object_struck(old, new, flight, self.line_deaths[key])
+            self._check_object_struck(label, old, new, flight, self.line_deaths[key])
             return
         self.job_deaths[old.id, flight.job] += 1
         count = sum(n for (oid, line, _), n in self.line_deaths.items() if (oid, line) == (old.id, flight.line))
@@ -81,14 +81,22 @@ class BreakerChecks:
             for job_id in sealed:
                 self.job_deaths.pop((old.id, job_id), None)
             return
-        wait = min(self.facts.config.strike_delay, self.facts.config.strike_delay_max) * 1000
         for job in before.jobs.values():
             if job.id != flight.job and not job.recovery_loop:
                 continue
             kept = after.jobs.get(job.id) if after else None
-            if kept is None or (kept.not_before_ms or 0) < self.facts.now + wait:
-                self.facts.fail("a struck loop is slowed", f"{job.id} of {old.ref}")
-            self.held[old.id, job.id] = self.facts.now + round(wait)
+            until = kept.not_before_ms if kept is not None else None
+            self._check_slowed(f"{job.id} of {old.ref}", label, count, job.not_before_ms, until)
+            self.held[old.id, job.id] = self.facts.now + self.facts.times.strike(count)
+
+    def _check_slowed(self, told: str, label: str, count: int, before: int | None, until: int | None) -> None:
+        """It waits as long as its deaths say: up to three times that after the loss of a whole worker, or as it did anyway."""
+        now, times = self.facts.now, self.facts.times
+        least = now + times.strike(count)
+        most = max(before or 0, now + times.strike(count, 3 if label == "Ends._rescue" else 1))
+        if until is None or not least <= until <= most:
+            seconds = "at all" if until is None else f"for {(until - now) / 1000:g} s"
+            self.facts.fail("a struck loop is slowed", f"{told} after {count} deaths, {seconds}")
 
     def _count_for_root(self, old: ObjectState, job: Job | None, limit: int) -> None:
         """A loop that pushes a new id of itself each time dies no more often than any other."""
@@ -99,10 +107,10 @@ class BreakerChecks:
         if self.root_deaths[str(old.ref), root] > limit:
             self.facts.fail("a loop is sealed at its limit", f"{root} of {old.ref} under new ids")
 
-    def _check_object_struck(self, old: ObjectState, new: ObjectState, flight: Any, count: int) -> None:
+    def _check_object_struck(self, label: str, old: ObjectState, new: ObjectState, flight: Any, count: int) -> None:
         """`on_start` or `on_alarm` has died: the object waits, and is paused at the limit."""
-        if (new.not_before or 0) < self.facts.now + self.facts.config.strike_delay * 1000:
-            self.facts.fail("a struck loop is slowed", f"{flight.job} of {old.ref}")
+        if not flight.final:
+            self._check_slowed(f"{flight.job} of {old.ref}", label, count, old.not_before, new.not_before)
         if (count >= flight.limit) != (new.paused == SEALED) and old.paused != SEALED:
             self.facts.fail("a loop is sealed at its limit", f"{flight.job} of {old.ref} after {count} deaths")
 

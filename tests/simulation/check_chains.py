@@ -46,13 +46,9 @@ class ChainChecks:
             self.facts.fail("what is on its way is not sent again before its time", f"{label} {new.ref}")
         self.sendings[new.id] += 1
         self.facts.stats["sendings"] += 1
-        doublings = min(self.sendings[new.id] - 1, 20)
-        config = self.facts.config
-        queued = min(2 * new.queue_wait, 12 * config.patience_max_ms)
-        least = max(min(config.backup_ms << doublings, config.patience_max_ms), queued)
         until = new.lease_until if revived else new.sent_until
-        most = max(config.patience_max_ms, queued)
-        if until is None or not self.facts.now + least <= until <= self.facts.now + most:
+        wait = self.facts.times.patience(self.sendings[new.id], new.queue_wait)
+        if until != self.facts.now + wait:
             self.facts.fail(
                 "patience doubles with each sending", f"{new.ref}: {until} for sending {self.sendings[new.id]}"
             )
@@ -130,9 +126,6 @@ class ChainChecks:
         if not right:
             self.facts.fail("a chain holds what is due, in due order", f"{shipment.ref}: {links}, not {wanted}")
         self.all_due[shipment.dispatch] = shipment.all_due
-
-    def published(self, header: dict[str, Any]) -> None:
-        self.facts.stats["messages"] += 1
 
     def claimed(self, args: Any, result: Any) -> None:
         """What was due in that queue and phase is dealt with: none of it is claimed again by the next tick."""

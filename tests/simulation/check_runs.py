@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from celery_lifecycle.model import ALARM, HOOK_PREFIX, START, ObjectRef
+from celery_lifecycle.model import ALARM, HOOK_PREFIX, START, InFlight, ObjectRef, ObjectState
 from tests.simulation.check_breaker import BreakerChecks
 from tests.simulation.check_chains import ChainChecks
+from tests.simulation.check_delays import DelayChecks
 from tests.simulation.facts import FENCES, STRIKES, Body, Facts, Thing
 
 if TYPE_CHECKING:
     from tests.simulation.processes import Child
 
 
+def deaths_of(state: ObjectState, flight: InFlight) -> int:
+    """The deaths of a job that its line remembers."""
+    lines = json.loads(state.lines) if state.lines else {}
+    return int(lines.get(flight.line, {}).get("n", {}).get(flight.job, 0))
+
+
 class RunChecks:
     """Links and bodies."""
 
-    def __init__(self, facts: Facts, chains: ChainChecks, breaker: BreakerChecks) -> None:
+    def __init__(self, facts: Facts, chains: ChainChecks, breaker: BreakerChecks, delays: DelayChecks) -> None:
         self.facts = facts
+        self.delays = delays
         self.chains = chains
         self.breaker = breaker
         self.calls: Counter[Any] = Counter()
@@ -93,6 +102,9 @@ class RunChecks:
         if body is None or body.ended is None:
             self.facts.fail("an outcome comes from a body that has ended", f"{link.task_id}")
             return
+        left = deaths_of(old, flight) if after is None else deaths_of(old, flight) - deaths_of(after.state, flight)
+        if left > 0 and body.end not in ("ok", "again") and not flight.final:
+            self.facts.fail("only a clean end clears strikes", f"{flight.job} of {old.ref}: {body.end}")
         clean = body.end in ("ok", "again") and job is not None and job.version == flight.version
         if clean and kept is not None and (kept.strikes or kept.suspect_on or kept.not_before_ms):
             self.facts.fail("a clean end clears strikes and suspicion", f"{kept.id} of {old.ref}")
@@ -140,6 +152,10 @@ class RunChecks:
             if self.positions.get(token, -1) >= body.position:
                 self.facts.fail("links of a run go in order", f"{ref}#{job} at {body.position}")
             self.positions[token] = body.position
+        else:
+            ended = retried.ended or 0
+            held = self.facts.simulation.holds.get(body.object_id, 0) > ended
+            self.delays.attempt_begins(retried, held or self.breaker.blocked_since(child, ended))
         self.facts.bodies.append(body)
         self.facts.active[child.pid] = body
         return dict(act)
@@ -172,6 +188,7 @@ class RunChecks:
         if body is None:
             return
         body.ended, body.end = self.facts.world.now, end
+        self.delays.body_ended(body)
         self.facts.world.say(f"body of {body.ref}#{body.job} ends: {end}")
 
     def alarm_begins(self, child: Any, ref: ObjectRef, info: Any) -> None:

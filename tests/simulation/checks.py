@@ -10,6 +10,8 @@ from celery_lifecycle.store.rows import job_of, object_of
 from celery_lifecycle.store.sql import JOB_COLUMNS, OBJECT_COLUMNS
 from tests.simulation.check_breaker import BreakerChecks
 from tests.simulation.check_chains import ChainChecks
+from tests.simulation.check_delays import DelayChecks
+from tests.simulation.check_lateness import Lateness
 from tests.simulation.check_runs import RunChecks
 from tests.simulation.database import PREFIX, shared
 from tests.simulation.facts import CLIENTS, FENCES, STRIKES, Facts, Thing
@@ -43,7 +45,9 @@ class Checker:
         self.facts = Facts(simulation)
         self.chains = ChainChecks(self.facts)
         self.breaker = BreakerChecks(self.facts)
-        self.runs = RunChecks(self.facts, self.chains, self.breaker)
+        self.delays = DelayChecks(self.facts)
+        self.runs = RunChecks(self.facts, self.chains, self.breaker, self.delays)
+        self.lateness = Lateness(self.facts)
         self.rows: dict[int, tuple[Any, ...]] = {}
         self.job_rows: dict[tuple[int, str], tuple[Any, ...]] = {}
         self.dead: list[tuple[Any, ...]] = []
@@ -138,6 +142,8 @@ class Checker:
         elif label in ("Ends._end", "Ends._rescue", "Ends.struck_inside"):
             self.breaker.check_end(label, before, after, dead)
         self._check_gone(label, args, before, after, dead)
+        self.delays.changed(label, args, before, after)
+        self.delays.buried(label, before, dead)
         phases = (old.phase.name if old else NOTHING, new.phase.name if new else NOTHING)
         if phases[0] != phases[1]:
             self.moves.add((*phases, verb_of(label)))
@@ -237,7 +243,20 @@ class Checker:
         if link.token is None and thing is not None and thing.state.dispatch == link.dispatch:
             self.facts.fail("a chain that ends quietly is not waited for", f"{thing.state.ref}: {result.refused.value}")
 
-    def is_quiet(self) -> bool:
+    def published(self, queue: str, header: dict[str, Any]) -> None:
+        """A message is given to the broker."""
+        self.facts.stats["messages"] += 1
+        kind = header["name"].partition("/")[0]
+        if queue != self.facts.queue_of(kind):
+            self.facts.fail("each queue has its own", f"{header['name']}#{header['job']} goes to {queue}")
+        self.lateness.sent(header)
+
+    def is_over(self) -> bool:
+        """Whether all that was due has been run; while it has not, nothing may be late."""
+        self.lateness.watch()
+        return self._is_quiet()
+
+    def _is_quiet(self) -> bool:
         """Nothing is due, nothing runs, nothing is on its way."""
         return (
             all(self._rests(thing) for thing in self.facts.things.values())

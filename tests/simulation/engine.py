@@ -132,6 +132,10 @@ class World:
         self._pids += 1
         return self._pids
 
+    def process_of(self, pid: int) -> Process | None:
+        index = pid - self.processes[0].pid
+        return self.processes[index] if 0 <= index < len(self.processes) else None
+
     # --- events
 
     def at(self, when: int, what: Any) -> None:
@@ -259,7 +263,9 @@ class Clock:
         self.world = world
 
     def monotonic(self) -> float:
-        process = self.world.process
+        return self.of(self.world.process)
+
+    def of(self, process: Process | None) -> float:
         return (self.world.now + 1_000_000 + (process.offset if process else 0)) / 1000
 
     def time(self) -> float:

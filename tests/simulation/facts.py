@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_lifecycle.model import HOOK_PREFIX, Job, ObjectState
 from tests.simulation.engine import EPOCH
+from tests.simulation.times import Times
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -81,6 +82,7 @@ class Facts:
         self.simulation = simulation
         self.world = simulation.world
         self.config = simulation.config
+        self.times = Times(simulation.config)
         self.things: dict[int, Thing] = {}
         self.ended: dict[str, str] = {}
         """By which verb each run was ended, by its token."""
@@ -101,6 +103,10 @@ class Facts:
     @property
     def now(self) -> int:
         return EPOCH + self.world.now
+
+    def queue_of(self, kind: str) -> str:
+        """Where the messages of a kind of objects go (`application`)."""
+        return "side" if kind == "side" else "celery"
 
     def effective(self, state: ObjectState, job: Job) -> int:
         due = max(job.due_ms, job.not_before_ms or 0)

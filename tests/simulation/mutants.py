@@ -9,6 +9,7 @@ import json
 import sys
 import time
 
+from tests.simulation.mutants_timing import TIMING, TIMING_CAUGHT_BY
 from tests.simulation.mutation import PACKAGE as P
 from tests.simulation.mutation import Change, Mutant, seed_for
 
@@ -326,10 +327,11 @@ MUTANTS = (
         "False",
     ),
     one("a suspect stays one", RUN, "acquitted", "suspect_on=None", "suspect_on=job.suspect_on"),
+    *TIMING,
 )
 
 CAUGHT_BY: dict[str, int] = {
-    "begin without token": 49,
+    "begin without token": 87,
     "begin without step": 11,
     "begin runs what is not due": 3,
     "begin ignores the object's not_before": 251,
@@ -405,12 +407,13 @@ CAUGHT_BY: dict[str, int] = {
     "a hook is tried again": 15,
     "a hook's death is struck": 15,
     "nobody is suspected": 8,
-    "everybody aboard is struck": 20,
+    "everybody aboard is struck": 8,
     "who was aboard is looked up each time": 8,
-    "who was aboard is looked for in one queue": 80,
-    "neighbours of a suspect are not suspected": 20,
-    "suspects run side by side": 128,
+    "who was aboard is looked for in one queue": 8,
+    "neighbours of a suspect are not suspected": 8,
+    "suspects run side by side": 227,
     "a suspect stays one": 8,
+    **TIMING_CAUGHT_BY,
 }
 """A seed that catches each."""
 

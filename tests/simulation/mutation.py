@@ -50,7 +50,7 @@ def _mutated(module: Any, where: str, changes: list[Change]) -> tuple[Any, str, 
     for part in path:
         owner = getattr(owner, part)
     original = inspect.getattr_static(owner, name)
-    text = textwrap.dedent(inspect.getsource(original))
+    text = textwrap.dedent(inspect.getsource(original.fget if isinstance(original, property) else original))
     for change in changes:
         if change.old not in text:
             raise Stale(f"{change.module}:{where} has no {change.old!r}: bring the mutant up to date.")

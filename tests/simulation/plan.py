@@ -18,7 +18,7 @@ class Plan:
         events: what clients do and what fails at a time, each `{"at": ms, "do": …}`.
         faults: what fails at its n-th occasion: `[kind, n, extra]`.
         hooks: what `on_start`, `on_alarm` and the memory hooks of an object do, call by call.
-        horizon: when faults stop (ms). healing: how long everything may take from there.
+        horizon: when faults stop (ms). How long everything may take from there is said by `check_lateness`.
         restart: after how long a dead process comes back. poll: how often (ms) beat looks.
         bound: how late (ms) a run may begin in this plan; 0: no promise.
         served: queues that must be empty by the horizon, whatever happens to others.
@@ -31,7 +31,6 @@ class Plan:
     workers: int = 1
     slots: int = 2
     horizon: int = 120_000
-    healing: int = 1_500_000
     restart: int = 2000
     poll: int = 200
     events: list[dict[str, Any]] = field(default_factory=list)

@@ -46,6 +46,10 @@ class SimLifecycle(Lifecycle):
         self._queues = QUEUES
 
     @property
+    def whereabouts(self) -> dict[str, str]:
+        return {}
+
+    @property
     def runner(self) -> Any:
         process: Any = self.simulation.world.process
         return process.runner
@@ -67,7 +71,8 @@ class SimRequest(LifecycleRequest, Quiet):
         self._hostname = child.name
         self.id = headers["id"]
         self.worker_pid = child.pid
-        self.accepted_at = child.world.process_clock.monotonic()  # type: ignore[attr-defined]
+        self.accepted_at = child.world.process_clock.of(child.worker)  # type: ignore[attr-defined]
+        self.taken_at = child.world.now
 
 
 class Child(Process):
@@ -216,6 +221,19 @@ class WorkerProcess(Process):
         self.renewer.wake.set()
         if len(self.free) == len(self.children):
             self.world.at(self.world.now + 100, self.kill)
+
+
+class Sleep(Event):
+    """Beat's sleep, whose length is its own choice up to a poll interval; the plan's wakes make that shorter."""
+
+    def __init__(self, simulation: Simulation, process: Process) -> None:
+        super().__init__(simulation.world, process)
+        self._simulation = simulation
+
+    def wait(self, timeout: float) -> bool:
+        if timeout > self._simulation.config.poll_interval:
+            self._simulation.checker.facts.fail("beat looks once a poll interval", f"it sleeps for {timeout:g} s")
+        return super().wait(timeout)
 
 
 class SimRenewer(Renewer):

@@ -293,6 +293,12 @@ def doomed(writer: Writer) -> None:
     if "full/f" in writer.names and writer.flip(0.6):
         which = writer.pick("on_memory_limit", "on_start", "on_alarm")
         plan.hooks[f"f {which}"] = ["ok"] * writer.within(0, 2) + [writer.pick("die", "die", "fail")] * 3
+    if writer.flip(0.3):
+        plan.settings["strike_delay_max"] = 45
+    if "full/f" in writer.names and writer.flip(0.3):
+        # It dies, fails for good, and a hook says what becomes of it: that is no clean end.
+        script = [{"ms": 5, "end": end} for end in ("die", "fail", "fail", "fail", "ok")]
+        writer.push(writer.within(0, 5000), "full/f", script, id="x", task="assist", capability=True)
 
 
 def _next_of_line(more: dict[str, Any], step: dict[str, Any], depth: int) -> dict[str, Any]:
@@ -319,7 +325,7 @@ def suspects(writer: Writer) -> None:
             script = [{"ms": writer.within(1500, 3000), "end": "lost"}]
         else:
             first = {"ms": writer.within(5000, 9000), "end": writer.pick("ok", "again"), "delay": 5}
-            script = [first, {"ms": 500, "end": "again", "delay": 5}, writer.step("ok")]
+            script = [first, {"ms": 500, "end": writer.pick("again", "yield"), "delay": 5}, writer.step("ok")]
         writer.push(writer.within(0, 300), name, script, id="job", task="work", delay=None)
     for name in writer.names[culprits:]:
         # Neighbours of a suspect that were not there when it became one.
@@ -345,6 +351,8 @@ def deploys(writer: Writer) -> None:
     if writer.flip(0.3):
         task = writer.pick("plain.work", "full.work", "plain.solo", "full.on_alarm")
         plan.unknown.append([task, writer.within(0, 1), writer.within(10_000, 100_000)])
+        if plan.unknown[-1][2] < 60_000:
+            plan.settings["unknown_task_grace"] = 5
     writer.some_faults("crash child", writer.within(0, 1), 30)
 
 
@@ -369,6 +377,8 @@ def windows(writer: Writer) -> None:
     if writer.flip(0.5):
         writer.event(0, "stall", who="worker", index=0, **{"for": writer.within(20_000, plan.horizon)})
     writer.some_faults("lose", writer.within(0, 3), 8)
+    if writer.flip(0.5):
+        plan.settings["patience_max"] = 30
 
 
 def chaos(writer: Writer) -> None:

@@ -31,17 +31,18 @@ from celery_lifecycle import YIELD, Reschedule, deployment
 from celery_lifecycle.beat import LifecycleScheduler
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import LifecycleError
-from celery_lifecycle.store.database import Conflict
+from celery_lifecycle.store.database import Conflict, is_outage
 from tests.simulation import application
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checker
 from tests.simulation.clients import Clients
 from tests.simulation.database import SimDatabase, away, shared
-from tests.simulation.engine import EPOCH, Clock, Event, Killed, Process, World
+from tests.simulation.engine import EPOCH, Clock, Killed, Process, World
 from tests.simulation.plan import Faults, Plan
-from tests.simulation.processes import Counter, Machine, SimLifecycle, WorkerProcess
+from tests.simulation.processes import Counter, Machine, SimLifecycle, Sleep, WorkerProcess
 
 ROUTES: dict[Any, Any] = {}
+NEVER = 1 << 50
 QUIET = logging.getLogger("celery_lifecycle")
 
 
@@ -147,7 +148,7 @@ class Simulation:
             self.world.run(self.plan.horizon)
             self.checker.at_horizon()
             self._heal()
-            self.world.run(self.plan.horizon + self.plan.healing, done=self.checker.is_quiet)
+            self.world.run(NEVER, done=self.checker.is_over)
             self.checker.at_end()
         return self
 
@@ -156,7 +157,8 @@ class Simulation:
         self.world.say("--- nothing fails from here on")
         self.healing = True
         self.faults.stop()
-        self.holds.clear()
+        self.checker.lateness.heal()
+        self.holds = {key: min(until, self.world.now) for key, until in self.holds.items()}
         self.plan = replace(self.plan, queues=[])
         now = self.world.now
         self.away_until, self.broker.away_until = min(self.away_until, now), min(self.broker.away_until, now)
@@ -259,7 +261,7 @@ class Simulation:
             scheduler: Any = LifecycleScheduler(application.app, lazy=True)
             scheduler._lifecycle = process.lifecycle
             scheduler._entries = SimpleNamespace(run=lambda stopping: 3600.0)
-            scheduler._stopping = Event(self.world, process)
+            scheduler._stopping = Sleep(self, process)
             scheduler.process = process
             self.schedulers.append(scheduler)
             while True:
@@ -407,8 +409,8 @@ class Simulation:
                 raise Killed
         except Killed:
             raise
-        except BaseException:
-            self.checker.runs.body_ends(child, "error")
+        except BaseException as error:
+            self.checker.runs.body_ends(child, "outage" if is_outage(error) else "error")
             raise
         self.checker.runs.body_ends(child, end)
         if end == "memory":
