@@ -11,7 +11,7 @@ from tests.simulation.simulation import Simulation
 def test_a_world_that_goes_round_in_circles_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "MOST_COMMITS", 200)
     for_ever = {"at": 1000, "do": "push", "on": "plain/a", "script": [{"end": "yield"}]}
-    world = Simulation(Plan(1, "circles", horizon=10_000, healing=1000, events=[for_ever]))
+    world = Simulation(Plan(1, "circles", horizon=10_000, events=[for_ever]))
     with pytest.raises(Violation) as found:
         world.run()
     assert found.value.invariant == "nobody goes round in circles"
