@@ -118,6 +118,7 @@ def entered(state: ObjectState, flight: InFlight, config: Config, now: int) -> O
         not_before_count=0,
         lease_until=lease,
         wake_at=lease,
+        doubt=False,
     )
 
 

@@ -390,6 +390,21 @@ def test_while_on_start_runs_it_is_in_flight_and_then_the_job_is(t):
     assert not t.exists()
 
 
+def test_an_on_start_that_ends_clears_the_doubt_about_its_worker(t, clock):
+    """Beat looked once while `on_start` ran on in an outage; the loss of the job itself takes two looks again."""
+    t.push("a")
+    link, begun = starting(t)
+    clock.forward(20)
+    assert [t.store.ends.rescue(one) for one in t.claim(Phase.OPEN).lost] == [None]
+    assert t.find().doubt
+    assert t.store.runs.enter(link, begun.token, begun)
+    t.check()
+    assert not t.find().doubt
+    clock.forward(20)
+    assert [t.store.ends.rescue(one) for one in t.claim(Phase.OPEN).lost] == [None]
+    assert t.job("a").strikes == 0
+
+
 def test_an_on_start_that_throws_keeps_the_jobs_and_backs_off_doubling(t, clock):
     t.push("a")
     waits = []

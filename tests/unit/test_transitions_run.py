@@ -155,10 +155,12 @@ def test_the_way_to_the_next_link_is_covered_by_the_patience_of_the_object():
 def test_after_on_start_the_job_is_in_flight_and_failed_starts_are_forgotten():
     lines, _ = breaker.counted(None, START, START, NOW, 3_600_000, 0)
     given = busy_state(START, in_flight=flight(START, line=START), lines=lines, not_before=NOW - 1, not_before_count=2)
+    given = given.but(doubt=True)
     after = run.entered(given, flight("a"), CONFIG, NOW)
     assert after.in_flight == flight("a")
     assert (after.lines, after.not_before, after.not_before_count) == (None, None, 0)
     assert after.lease_until == after.wake_at == NOW + LEASE
+    assert after.doubt is False
     assert after.step == given.step
 
 
