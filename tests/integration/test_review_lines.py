@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
 from celery_lifecycle.task import LifecycleTask
 from celery_lifecycle.testing import Harness
+from tests.support.tables import tables_at
 
 
 class Loop:
@@ -148,3 +150,26 @@ def test_a_run_of_another_object_does_not_bring_a_sealed_job_back(harness: Harne
     Import("a").jobs.push("go", id="go")
     harness.run_due()
     assert len(started) == 4
+
+
+@pytest.mark.parametrize(("pause", "sealed"), [(10, True), (20, False)])
+def test_the_deaths_of_a_line_are_remembered_for_the_strike_window(
+    database_url: str, pause: float, sealed: bool
+) -> None:
+    """A job that gives way to a new one of its line has no strikes of its own to be sealed for."""
+    lifecycle = Lifecycle(Celery("window", set_as_current=False), strike_window=15)
+
+    class Work(LifecycleObject, lifecycle=lifecycle):
+        @lifecycle_job
+        def go(self, ctx: Any) -> None:
+            number = ctx.payload
+            ctx.jobs.cancel(str(number - 1))
+            ctx.jobs.push("go", id=str(number + 1), payload=number + 1, delay=pause)
+            harness.die()
+
+    with Harness(lifecycle, database_url=tables_at(database_url)) as harness:
+        work = Work("a")
+        work.go.push(id="0", payload=0)
+        harness.advance(10 * pause)
+        assert len(harness.started()) == (3 if sealed else 11)
+        assert {dead.reason for dead in work.dead_jobs()} == ({"sealed"} if sealed else set())
