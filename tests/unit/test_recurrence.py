@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+import pytest
+
+from celery_lifecycle.errors import ScheduleInvalid
 from celery_lifecycle.model import Job
 from celery_lifecycle.timing.spec import ScheduleSpec, jitter_offset, spec_every, spec_for
 from celery_lifecycle.transitions import recurrence
@@ -153,3 +157,35 @@ def test_100_000_objects_with_one_cron_spread_evenly_over_its_jitter() -> None:
         minutes[jitter_offset("cart", f"user-{number}", "=digest", 900_000) // MINUTE] += 1
     assert sum(minutes) == 100_000
     assert max(minutes) < 1.1 * min(minutes)
+
+
+def test_a_run_that_outlasts_its_interval_tells_how_many_it_passed() -> None:
+    every = saved(spec_every(60))
+    after = recurrence.following(every, NOON + 4 * MINUTE, NOON + MINUTE)
+    assert after.passed_intervals == 3
+
+
+def test_a_struck_or_failed_occurrence_is_not_taken_for_a_missed_one() -> None:
+    hourly = saved(spec_for("0 * * * *", misfire="skip"))
+    late, in_flight = hourly.due_ms + 50 * MINUTE, flight(hourly.id, version=hourly.version)
+    assert recurrence.wake(recurrence.with_begun(hourly, in_flight), late).runs
+    assert recurrence.wake(hourly._replace(attempt=1), late).runs
+    # A strike of an earlier occurrence says nothing of this one; nor does a run that a newer change has replaced.
+    assert not recurrence.wake(hourly._replace(strikes=1), late).runs
+    assert recurrence.with_begun(hourly, replace(in_flight, version=hourly.version + 1)) == hourly
+
+
+def test_a_schedule_that_can_not_be_read_here_is_kept_for_a_process_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(spec: ScheduleSpec) -> None:
+        raise ScheduleInvalid("no such time zone here")
+
+    hourly = saved(spec_for("0 * * * *"))
+    monkeypatch.setattr("celery_lifecycle.timing.spec.ScheduleSpec.parsed", unknown)
+    after = recurrence.following(hourly, NOON)
+    assert after.due > NOON
+    assert after.schedule_json == hourly.schedule_json
+
+
+def test_a_date_that_has_run_is_over() -> None:
+    once = saved(spec_for(60))
+    assert recurrence.following(once, NOON + MINUTE + 1, NOON + MINUTE) is None
