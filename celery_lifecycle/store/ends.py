@@ -253,15 +253,11 @@ class Ends:
         held = lock_by_id(tx, link.object_id, self.config.chain_length)
         if held is None:
             return None, None
-        if link.token is None:
-            if held.state.dispatch != link.dispatch:
-                return None, None
-            state = held.state.but(dispatch=None, sent_until=None)
-        elif run.may_begin(held.state, link) is None:
-            state = held.state
-        else:
+        if link.token is None and held.state.dispatch != link.dispatch:
             return None, None
-        return self._skipped(held, state, link.job, why)
+        if link.token is not None and run.may_begin(held.state, link) is not None:
+            return None, None
+        return self._skipped(held, held.state, link.job, why)
 
     def _skipped(self, held: Locked, state: ObjectState, job_id: str, why: Why) -> tuple[Job | None, Shipment | None]:
         now, agenda, job = held.agenda(job_id)

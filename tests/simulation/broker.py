@@ -58,7 +58,9 @@ class Broker:
             copies = [copy + late for copy in copies]
         for copy in copies:
             world.at(world.now + copy, lambda: self._arrive(queue, text))
-        if faults.hits("uncertain") is not None:
+        silent = faults.hits("uncertain")
+        if silent is not None:
+            world.sleep(silent)
             raise BrokerAway("simulated: the connection broke after the message was taken")
         simulation.step("sent")
 

@@ -27,6 +27,8 @@ class BreakerChecks:
         self.culprits: dict[Any, set[str]] = defaultdict(set)
         self.doubted: dict[str, int] = {}
         self.aboard: dict[str, list[tuple[int, str, bool]]] = {}
+        self.given_up: set[str] = set()
+        """Worker instances that were taken for lost, and have not been heard of since."""
         self.returned_from_loss: set[str] = set()
 
     def check_end(self, label: str, before: Thing | None, after: Thing | None, dead: list[Any]) -> None:
@@ -42,6 +44,7 @@ class BreakerChecks:
         struck = (new is not None and new.lines != old.lines) or any(one[4] == "sealed" for one in dead)
         struck = struck and not hook and not any(one[4] in ("hung", "timed out", "revoked") for one in dead)
         if label == "Ends._rescue":
+            self.given_up.add(old.worker or "")
             self._check_rescue(old, death)
             self._check_aboard(old, after, death, struck)
         told = label == "Ends._end"  # or its parent could not tell the database why it died
@@ -113,6 +116,12 @@ class BreakerChecks:
             self._check_slowed(f"{flight.job} of {old.ref}", label, count, old.not_before, new.not_before)
         if (count >= flight.limit) != (new.paused == SEALED) and old.paused != SEALED:
             self.facts.fail("a loop is sealed at its limit", f"{flight.job} of {old.ref} after {count} deaths")
+
+    def heard_of(self, instance: str) -> None:
+        """A worker instance has written its heartbeat: who was aboard when it was taken for lost says nothing any more."""
+        self.given_up.discard(instance)
+        if lost_on_record(instance):
+            self.facts.fail("who is heard of is not lost", instance)
 
     def check_renewal(self, new: ObjectState, args: Any) -> None:
         self.doubted.pop(new.token or "", None)
@@ -233,7 +242,7 @@ class BreakerChecks:
             self.facts.stats["deaths"] += 1
 
     def worker_died(self, worker: WorkerProcess) -> None:
-        if lost_on_record(worker.life.instance):  # given up once, and dead before it was heard of again
+        if worker.life.instance in self.given_up:  # dead before it was heard of again
             self.returned_from_loss.add(worker.life.instance)
         self.aboard[worker.life.instance] = [
             (thing.state.id, thing.state.in_flight.job, thing.state.in_flight.suspect)

@@ -36,6 +36,8 @@ class RunChecks:
         self.applied: set[Any] = set()
         self.completed: set[Any] = set()
         self.positions: dict[str, int] = {}
+        self.started: set[tuple[str, str]] = set()
+        """Runs, and the processes in which `on_start` was called for them."""
         self.contact: dict[Any, int] = {}
         """When a process last heard that its run still stands."""
 
@@ -143,6 +145,7 @@ class RunChecks:
         if version and (body.object_id, job, version) in self.completed:
             self.facts.fail("what is complete does not run again", f"{ref}#{job} v{version}")
         self._check_again(body)
+        self._check_started(child, ref, token, job)
         until = self.breaker.held.get((body.object_id, job), 0)
         fenced = token in self.facts.ended
         if until > self.facts.now and not fenced:
@@ -159,6 +162,12 @@ class RunChecks:
         self.facts.bodies.append(body)
         self.facts.active[child.pid] = body
         return dict(act)
+
+    def _check_started(self, child: Any, ref: str, token: str, job: str) -> None:
+        """`on_start` comes before the first job of a run, and in each further process that gets a link of it."""
+        has = ref.startswith("full/") and not job.startswith(HOOK_PREFIX)
+        if has and (token, child.name) not in self.started:
+            self.facts.fail("on_start is called once for a run in each process", f"{ref}#{job} began without it")
 
     def _check_again(self, body: Body) -> None:
         for other in self.facts.bodies:
@@ -203,6 +212,7 @@ class RunChecks:
                 self._check_overlap(body, other)
         if not self.chains.all_due.get(header["dispatch"]):
             self.facts.fail("on_alarm comes after all that was due", f"{ref}")
+        self._check_started(child, str(ref), token, ALARM)
         self.facts.stats["alarms"] += 1
         self.facts.active[child.pid] = body
 
@@ -213,4 +223,10 @@ class RunChecks:
         key = (str(ref), which)
         self.hook_calls[key] += 1
         self.facts.world.say(f"{which} of {ref}")
+        if which == "on_start":
+            child: Any = self.facts.world.process
+            token = self.facts.begun.get((child.request.id, child.pid), "?")
+            if (token, child.name) in self.started:
+                self.facts.fail("on_start is called once for a run in each process", f"{ref} in {child.name}")
+            self.started.add((token, child.name))
         return self.hook_calls[key] - 1

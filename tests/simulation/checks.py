@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from celery_lifecycle.model import ALARM, ALIVE, HOOK_PREFIX, SEALED, START, Job
+from celery_lifecycle.model import HOOK_PREFIX, SEALED, START
 from celery_lifecycle.store.rows import job_of, object_of
 from celery_lifecycle.store.sql import JOB_COLUMNS, OBJECT_COLUMNS
+from tests.simulation.calls import Call
 from tests.simulation.check_breaker import BreakerChecks
 from tests.simulation.check_chains import ChainChecks
 from tests.simulation.check_delays import DelayChecks
+from tests.simulation.check_jobs import JobChecks
 from tests.simulation.check_lateness import Lateness
+from tests.simulation.check_objects import ObjectChecks
+from tests.simulation.check_refusals import RefusalChecks
 from tests.simulation.check_runs import RunChecks
 from tests.simulation.database import PREFIX, shared
-from tests.simulation.facts import CLIENTS, FENCES, STRIKES, Facts, Thing
+from tests.simulation.facts import FENCES, Changes, Facts, Thing
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -48,6 +52,9 @@ class Checker:
         self.delays = DelayChecks(self.facts)
         self.runs = RunChecks(self.facts, self.chains, self.breaker, self.delays)
         self.lateness = Lateness(self.facts)
+        self.jobs = JobChecks(self.facts, self.breaker)
+        self.objects = ObjectChecks(self.facts)
+        self.refusals = RefusalChecks(self.facts, self.runs)
         self.rows: dict[int, tuple[Any, ...]] = {}
         self.job_rows: dict[tuple[int, str], tuple[Any, ...]] = {}
         self.dead: list[tuple[Any, ...]] = []
@@ -56,8 +63,17 @@ class Checker:
         self.moves: set[tuple[str, str, str]] = set()
         """Which verb has moved an object from which state to which."""
 
-    def committed(self, label: str, args: tuple[Any, ...]) -> bool:
+    def committed(self, call: Call) -> bool:
         """Look at what a transaction has changed. Returns whether it was an object or a job."""
+        changes = self._looked_at(call) if call.wrote else {}
+        self.refusals.check(call, changes)
+        if call.label == "Workers.beat":
+            self.breaker.heard_of(call["instance"])
+        return bool(changes)
+
+    def _looked_at(self, call: Call) -> Changes:
+        """What a transaction that has written has changed: objects as they were and as they are."""
+        label, args = call.label, call.args
         self.commits += 1
         if self.commits > MOST_COMMITS:
             self.facts.fail("nobody goes round in circles", f"{label} is transaction {self.commits}")
@@ -69,6 +85,7 @@ class Checker:
         touched = {
             key[0] for key in job_rows.keys() | self.job_rows.keys() if job_rows.get(key) != self.job_rows.get(key)
         }
+        changes: Changes = {}
         for key in sorted(changed | touched):
             before, after = self.facts.things.get(key), None
             if key in rows:
@@ -81,7 +98,8 @@ class Checker:
                 self.facts.things.pop(key, None)
             else:
                 self.facts.things[key] = after
-            self._changed(label, args, before, after, mine, key in changed)
+            changes[key] = before, after
+            self._changed(call, before, after, mine, key in changed)
         orphans = {key[0] for key in job_rows} - rows.keys()
         if orphans:
             self.facts.fail("no job without its object", f"{label} left jobs of objects {sorted(orphans)}")
@@ -89,7 +107,7 @@ class Checker:
         self.dead += dead
         if changed or touched:
             self.last_change = self.facts.world.now
-        return bool(changed or touched)
+        return changes
 
     def _told(self, label: str, args: Any, before: Thing | None, after: Thing | None, dead: list[Any]) -> None:
         if self.facts.world.trace is None:
@@ -118,9 +136,8 @@ class Checker:
         gone = "".join(f"; dead {one[3][:12]} ({one[4]})" for one in dead)
         self.facts.world.say(f"{label} {ref}:{wake}{sent}{run}{more} [{jobs}]{gone}")
 
-    def _changed(
-        self, label: str, args: Any, before: Thing | None, after: Thing | None, dead: list[Any], row: bool
-    ) -> None:
+    def _changed(self, call: Call, before: Thing | None, after: Thing | None, dead: list[Any], row: bool) -> None:
+        label, args = call.label, call.args
         old, new = before.state if before else None, after.state if after else None
         if after is not None:
             self._check_wake(label, before, after, row)
@@ -141,9 +158,10 @@ class Checker:
             self.runs.check_finish(label, args, before, after)
         elif label in ("Ends._end", "Ends._rescue", "Ends.struck_inside"):
             self.breaker.check_end(label, before, after, dead)
-        self._check_gone(label, args, before, after, dead)
         self.delays.changed(label, args, before, after)
         self.delays.buried(label, before, dead)
+        self.jobs.check(call, before, after, dead)
+        self.objects.check(call, old, new)
         phases = (old.phase.name if old else NOTHING, new.phase.name if new else NOTHING)
         if phases[0] != phases[1]:
             self.moves.add((*phases, verb_of(label)))
@@ -196,39 +214,6 @@ class Checker:
             if job.version <= most:
                 self.facts.fail("a version is never used twice", f"{label}: {job.id} has version {job.version} again")
             self.versions[after.state.id] = max(self.versions[after.state.id], job.version)
-
-    def _check_gone(self, label: str, args: Any, before: Thing | None, after: Thing | None, dead: list[Any]) -> None:
-        kept = after.jobs if after else {}
-        buried = {one[3] for one in dead}
-        for job in before.jobs.values() if before else ():
-            if job.id in kept:
-                if kept[job.id].version != job.version and label in ("Jobs.push_in", "Jobs.push_many_in"):
-                    self._let_go(before, job, replaced=True)
-                continue
-            flight = before.state.in_flight if before else None
-            mine = flight is not None and flight.job == job.id and flight.version == job.version
-            if label in CLIENTS or job.id in buried:
-                self._let_go(before, job)
-            elif label == "Runs._finish" and (mine or job.id == ALIVE):
-                self._check_completed(args, job)
-            elif (label == "Runs._alarm_failed" and job.id == ALIVE) or (
-                job.id.startswith(HOOK_PREFIX) and label in STRIKES
-            ):
-                pass
-            else:
-                self.facts.fail("no job vanishes", f"{label}: {job.id} v{job.version} of {job.object}")
-
-    def _check_completed(self, args: Any, job: Job) -> None:
-        body = self.facts.body_of(args[1], args[0].task_id)
-        if job.id in (ALARM, ALIVE) or job.id.startswith(HOOK_PREFIX):
-            return
-        if body is None or body.end not in ("ok", "fail", "error"):
-            self.facts.fail("no job vanishes", f"{job.id} whose body ended with {body and body.end}")
-
-    def _let_go(self, before: Thing | None, job: Job, replaced: bool = False) -> None:
-        if before is None or replaced:
-            return
-        self.breaker.let_go(before.state.id, job.id)
 
     def returned(self, label: str, args: Any, result: Any) -> None:
         """A verb has come back to its caller."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.simulation.calls import Call
 from tests.simulation.checks import verb_of
 from tests.simulation.engine import Killed, Process
 from tests.simulation.plan import Plan
@@ -175,16 +176,16 @@ class CrashWorld(Simulation):
     def lost_answer(self) -> Any:
         process = self.world.process
         if process is not None:
-            cut = self.faults.hits(f"unheard {process.role} at {process.lifecycle.store.database.label}")
+            cut = self.faults.hits(f"unheard {process.role} at {process.lifecycle.store.database.call.label}")
             if cut is not None:
                 return cut
         return super().lost_answer()
 
-    def committed(self, label: str, args: tuple[Any, ...]) -> None:
+    def committed(self, call: Call) -> None:
         before = self.checker.rows, self.checker.job_rows
-        super().committed(label, args)
+        super().committed(call)
         if before != (self.checker.rows, self.checker.job_rows) and self.world.process is not None:
-            self.commits.add((self.world.process.role, verb_of(label)))
+            self.commits.add((self.world.process.role, verb_of(call.label)))
 
     def _play(self, ctx: Any, job: Any, payload: Any, handle: Any) -> Any:
         self.began[str(payload["n"])] = self.world.now

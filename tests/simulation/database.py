@@ -14,6 +14,7 @@ from sqlalchemy.pool import StaticPool
 from celery_lifecycle.errors import DatabaseUnavailable, LockTimeout
 from celery_lifecycle.store.database import Conflict, Database, Disconnected, Tx
 from celery_lifecycle.tables import make_tables
+from tests.simulation.calls import Call
 
 PREFIX = "lifecycle_"
 
@@ -75,7 +76,7 @@ class SimDatabase(Database):
     """The `Database` of one simulated process."""
 
     simulation: Any = None
-    label = ""
+    call: Call
 
     @property
     def engine(self) -> Any:
@@ -88,12 +89,11 @@ class SimDatabase(Database):
         simulation = self.simulation
         if simulation.world.current is None:
             return super()._run(reads, work, *args, **kwargs)
-        label = work.__qualname__.replace(".<locals>.work", "").replace(".<locals>", "")
-        simulation.before_transaction(label)
-        self.label = label
-        self.args = args
-        result = super()._run(reads, work, *args, **kwargs)
-        simulation.after_transaction(label, args, result)
+        call = Call(work, args, kwargs)
+        simulation.before_transaction(call.label)
+        self.call = call
+        result = super()._run(reads, call.run)
+        simulation.after_transaction(call)
         return result
 
     @contextlib.contextmanager
@@ -116,11 +116,12 @@ class SimDatabase(Database):
         connection.execute("COMMIT")
         if simulation.world.current is None:
             return
-        if connection.total_changes != before:
-            simulation.committed(self.label, self.args)
+        self.call.wrote = connection.total_changes != before
+        simulation.committed(self.call)
+        if self.call.wrote:
             cut = simulation.lost_answer()
             if cut is not None:
-                simulation.unheard(self.label, cut)
+                simulation.unheard(self.call.label, cut)
                 raise Disconnected("simulated: the connection broke at the commit")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery_lifecycle.model import HOOK_PREFIX, Job, ObjectState
 from tests.simulation.engine import EPOCH
@@ -17,9 +17,6 @@ FENCES = ("Ends._rescue", "Ends._end")
 """What may end a run whose body still goes on."""
 STRIKES = (*FENCES, "Ends.struck_inside")
 CLOSERS = ("Runs._finish", "Runs._alarm_failed", "Runs._begin", "Ends._skip", "Ends.unknown")
-CLIENTS = (
-    "Jobs.cancel_in", "Jobs.revoke", "Objects.destroy", "Jobs.push_in", "Jobs.push_many_in", "DeadJobs.replay",
-)  # fmt: skip
 
 
 class Violation(AssertionError):
@@ -36,6 +33,10 @@ class Thing:
 
     state: ObjectState
     jobs: dict[str, Job]
+
+
+Changes: TypeAlias = "dict[int, tuple[Thing | None, Thing | None]]"
+"""Objects that a transaction has changed, by their ids: as they were, and as they are."""
 
 
 @dataclass(slots=True)

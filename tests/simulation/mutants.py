@@ -9,9 +9,10 @@ import json
 import sys
 import time
 
+from tests.simulation.mutants_guards import GUARDS, GUARDS_CAUGHT_BY
 from tests.simulation.mutants_timing import TIMING, TIMING_CAUGHT_BY
 from tests.simulation.mutation import PACKAGE as P
-from tests.simulation.mutation import Change, Mutant, seed_for
+from tests.simulation.mutation import Change, Mutant, one, seed_for
 
 SEEDS = 2000
 """How many seeds CI plays: 0 and those that follow."""
@@ -20,10 +21,6 @@ CHAIN, RUN, DERIVE = f"{P}.transitions.chain", f"{P}.transitions.run", f"{P}.tra
 CLAIMS, RUNS, ENDS, JOBS = f"{P}.store.claims", f"{P}.store.runs", f"{P}.store.ends", f"{P}.store.jobs"
 UNIT, SQL, WORKERS, BREAKER = f"{P}.store.unit", f"{P}.store.sql", f"{P}.store.workers", f"{P}.breaker"
 RUNNER, OUTCOME, LIFE, WINDOW = f"{P}.runner", f"{P}.outcome", f"{P}.life", f"{P}.window"
-
-
-def one(name: str, module: str, where: str, old: str, new: str, *profiles: str) -> Mutant:
-    return Mutant(name, (Change(module, where, old, new),), profiles)
 
 
 MUTANTS = (
@@ -327,14 +324,15 @@ MUTANTS = (
         "False",
     ),
     one("a suspect stays one", RUN, "acquitted", "suspect_on=None", "suspect_on=job.suspect_on"),
+    *GUARDS,
     *TIMING,
 )
 
 CAUGHT_BY: dict[str, int] = {
     "begin without token": 87,
-    "begin without step": 11,
+    "begin without step": 145,
     "begin runs what is not due": 3,
-    "begin ignores the object's not_before": 251,
+    "begin ignores the object's not_before": 275,
     "open beside a run whose lease is over": 1205,
     "open beside any run": 4,
     "open with nothing due": 195,
@@ -342,7 +340,7 @@ CAUGHT_BY: dict[str, int] = {
     "a refused chain leaves its dispatch": 14,
     "begin forgets that it has begun": 5,
     "finish without token": 65,
-    "finish without step and task id": 377,
+    "finish without step and task id": 629,
     "finish without token and task id": 17,
     "finish without version": 4,
     "an attempt without guard": 161,
@@ -354,10 +352,10 @@ CAUGHT_BY: dict[str, int] = {
     "an outcome without a new version": 0,
     "no revival": 1,
     "revive with nothing due": 1,
-    "revive from the first link": 11,
-    "revive under a new token": 11,
+    "revive from the first link": 6,
+    "revive under a new token": 6,
     "no release": 42,
-    "release of another dispatch": 71,
+    "release of another dispatch": 35,
     "patience does not double": 3,
     "patience ignores the queue": 13,
     "sendings are forgotten at open": 3,
@@ -385,7 +383,7 @@ CAUGHT_BY: dict[str, int] = {
     "renewal for a task that no longer runs": 35,
     "rescue of a run whose lease lives": 3,
     "an end by another process": 419,
-    "an end of whatever is in flight": 47,
+    "an end of whatever is in flight": 33,
     "a drained worker is struck": 9,
     "a death while draining is struck": 45,
     "a hung job is stopped before it is written": 21,
@@ -413,6 +411,7 @@ CAUGHT_BY: dict[str, int] = {
     "neighbours of a suspect are not suspected": 8,
     "suspects run side by side": 227,
     "a suspect stays one": 8,
+    **GUARDS_CAUGHT_BY,
     **TIMING_CAUGHT_BY,
 }
 """A seed that catches each."""

@@ -39,6 +39,11 @@ class Mutant:
     profiles: tuple[str, ...] = ()
 
 
+def one(name: str, module: str, where: str, old: str, new: str, *profiles: str) -> Mutant:
+    """A mutant that changes one piece of one function."""
+    return Mutant(name, (Change(module, where, old, new),), profiles)
+
+
 class Stale(Exception):
     """The text that a mutant changes is not there (any more)."""
 

@@ -17,7 +17,8 @@ class Plan:
     Attributes:
         events: what clients do and what fails at a time, each `{"at": ms, "do": …}`.
         faults: what fails at its n-th occasion: `[kind, n, extra]`.
-        hooks: what `on_start`, `on_alarm` and the memory hooks of an object do, call by call.
+        hooks: what `on_start`, `on_alarm` and the memory hooks of an object do, call by call: how they end, how long (ms)
+            they take, and `set` where they set the bare alarm.
         horizon: when faults stop (ms). How long everything may take from there is said by `check_lateness`.
         restart: after how long a dead process comes back. poll: how often (ms) beat looks.
         bound: how late (ms) a run may begin in this plan; 0: no promise.

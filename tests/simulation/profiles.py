@@ -6,6 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.simulation.plan import Plan
+from tests.simulation.situations import (
+    late_hooks,
+    late_releases,
+    replaced_suspects,
+    replaced_unheard,
+    taken_out,
+    unknown_links,
+)
 from tests.simulation.writer import Writer
 
 
@@ -92,6 +100,8 @@ def deaths(writer: Writer) -> None:
         )  # fmt: skip
     if writer.flip(0.4):
         writer.some_faults("double", writer.within(1, 4), 14, lambda: writer.pick(0, 5, 500, 30_000))
+    if writer.flip(0.3):
+        taken_out(writer)
 
 
 def outages(writer: Writer) -> None:
@@ -136,6 +146,8 @@ def returns(writer: Writer) -> None:
     writer.pick(_some_return, _same_task_id, _lost_answers, _without_beat, _late_attempts, _two_doubts, _held)(writer)
     if writer.flip(0.3):
         writer.some_changes(writer.within(1, 3), "cancel", "reschedule", "destroy", "pause")
+    if writer.flip(0.3):
+        late_hooks(writer)
 
 
 def _some_return(writer: Writer) -> None:
@@ -183,6 +195,8 @@ def _lost_answers(writer: Writer) -> None:
     for job in ("a", "b", "c"):
         if writer.flip(0.4):  # gone before anybody hears that it has begun
             writer.event(writer.within(1100, 60_000), writer.pick("cancel", "cancel", "destroy"), on=on, id=job)
+    if writer.flip(0.8):
+        replaced_unheard(writer, on)
 
 
 def _without_beat(writer: Writer) -> None:
@@ -247,6 +261,8 @@ def broker(writer: Writer) -> None:
         writer.plan.bound = writer.plan.poll + 2500
     else:
         writer.some_faults("uncertain", writer.within(1, 3), 14)
+        if writer.flip(0.6):
+            late_releases(writer)
 
 
 def doomed(writer: Writer) -> None:
@@ -333,6 +349,8 @@ def suspects(writer: Writer) -> None:
         writer.push(writer.within(60_000, 400_000), name, script, id="late", task="work", delay=0)
     if writer.flip(0.3):
         writer.event(writer.when(0.3), "kill", who="worker", index=0)
+    if writer.flip(0.4):
+        replaced_suspects(writer)
 
 
 def deploys(writer: Writer) -> None:
@@ -354,6 +372,8 @@ def deploys(writer: Writer) -> None:
         if plan.unknown[-1][2] < 60_000:
             plan.settings["unknown_task_grace"] = 5
     writer.some_faults("crash child", writer.within(0, 1), 30)
+    if plan.unknown:
+        unknown_links(writer, plan.unknown[0][0].partition(".")[0])
 
 
 def windows(writer: Writer) -> None:

@@ -34,6 +34,7 @@ from celery_lifecycle.errors import LifecycleError
 from celery_lifecycle.store.database import Conflict, is_outage
 from tests.simulation import application
 from tests.simulation.broker import Broker
+from tests.simulation.calls import Call
 from tests.simulation.checks import Checker
 from tests.simulation.clients import Clients
 from tests.simulation.database import SimDatabase, away, shared
@@ -327,8 +328,8 @@ class Simulation:
         if process is not None and self.is_away(process):
             raise away()
 
-    def committed(self, label: str, args: tuple[Any, ...]) -> None:
-        if self.checker.committed(label, args):
+    def committed(self, call: Call) -> None:
+        if self.checker.committed(call):
             for scheduler in self.schedulers:
                 wait = 20 + self.world.draw("poll", self.plan.poll)
                 scheduler._stopping.wake(wait)
@@ -349,11 +350,11 @@ class Simulation:
         if process is not None and cut:
             process.cut_until = max(process.cut_until, self.world.now + cut)
 
-    def after_transaction(self, label: str, args: tuple[Any, ...], result: Any) -> None:
-        self.checker.returned(label, args, result)
+    def after_transaction(self, call: Call) -> None:
+        self.checker.returned(call.label, call.args, call.result)
         process = self.world.process
         if process is not None:
-            self._crash(process, f"after {label}")
+            self._crash(process, f"after {call.label}")
 
     def forward(self, chain: list[dict[str, Any]]) -> None:
         """Publish the next link with the rest of its chain, as Celery does."""
@@ -438,13 +439,18 @@ class Simulation:
 
     def _hooked(self, ref: Any, which: str, script: Any) -> Any:
         count = self.checker.runs.hooked(ref, which)
-        end = script[min(count, len(script) - 1)] if script else "ok"
-        self.world.sleep(2)
+        told = (script[min(count, len(script) - 1)] if script else "ok").split()
+        end = told[0]
+        self.world.sleep(int(told[1]) if len(told) > 1 else 2)
         child: Any = self.world.process
+        if "set" in told:
+            self.clients.inside(None, None, {"do": "alarm", "on": str(ref), "delay": 1})
         if end == "die":
             self.world.say(f"{which} kills its process")
             child.kill()
             raise Killed
+        if end == "memory":
+            raise MemoryError
         if end == "fail":
             raise application.Failed(f"simulated: {which}")
         return None
