@@ -112,10 +112,10 @@ class Ends:
         why = {End.HUNG: Why.HUNG, End.TIMED_OUT: Why.TIMED_OUT, End.REVOKED: Why.REVOKED}[end]
         state = chain.ended(held.state)
         dead: tuple[Job, ...] = ()
+        if job is not None and (flight.job == START or job.version != flight.version):
+            held.rewrite_job(job, run.unmarked(job))
         if end is not End.REVOKED and flight.job == START:
             state = run.start_failed(held.state, now, self.config)
-            if job is not None:
-                held.rewrite_job(job, run.unmarked(job))
         elif end is not End.REVOKED and flight.job == ALARM:
             if not flight.final and (job is None or job.version == flight.version):
                 state, agenda, alarm, is_dead = alarms.again(

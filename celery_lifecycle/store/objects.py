@@ -72,8 +72,9 @@ class Objects:
             if held is None:
                 return False
             state = held.state
-            for row in tx.rows(tx.sql.jobs_of, {"object": state.id}):
-                job = job_of(ref, row)
+            _, alarm = held.job(ALARM)  # it can be a suspect too
+            jobs = [job_of(ref, row) for row in tx.rows(tx.sql.jobs_of, {"object": state.id})]
+            for job in jobs if alarm is None else [*jobs, alarm]:
                 cleared = job._replace(strikes=0, suspect_on=None, not_before_ms=None)
                 held.rewrite_job(job, cleared)
             if state.sealed:
@@ -105,7 +106,7 @@ class Objects:
             if waking.dropped:
                 held.record_misfire(job, now, waking.dropped)
             state = state.but(versions=state.versions + 1)
-            held.write_job(waking.job._replace(version=state.versions))
+            held.write_job(waking.job._replace(version=state.versions, unknown_since_ms=None))
         return state
 
     def disable(self, ref: ObjectRef) -> None:

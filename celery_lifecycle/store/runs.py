@@ -432,6 +432,8 @@ class Runs:
                 held, state, agenda, job, now, error, traceback, task=task, queue=queue
             )
             due = None if is_dead else retry.due_ms
+        elif job is not None:
+            held.rewrite_job(job, run.unmarked(job))
         agenda = alarms.answered(held, agenda, flight.alive)
         closing = chain.close(run.waiting(state, now, self.config), agenda, now, self.config, new_token())
         held.save(closing.state, agenda)

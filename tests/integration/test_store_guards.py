@@ -11,8 +11,10 @@ import pytest
 from celery_lifecycle import Capability, Lifecycle, LifecycleObject, Reschedule, RetryPolicy, lifecycle_job
 from celery_lifecycle.errors import DatabaseUnavailable
 from celery_lifecycle.model import ALARM, MemoryLimitContext, Phase, Why
+from celery_lifecycle.store.ends import End
 from celery_lifecycle.store.unit import lock_by_name
 from celery_lifecycle.testing import Harness
+from celery_lifecycle.timing.spec import spec_every
 from tests.support.protocol import CART, NOW, TASK, WORKER, Clock, Table, links_of
 from tests.support.protocol import table as made_table
 
@@ -76,6 +78,73 @@ def test_a_suspect_that_on_start_moves_gives_its_place_free(t: Table) -> None:
     assert passed is not None
     assert passed.job is None
     assert str(t.job("a").suspect_on).startswith("?")
+
+
+def suspected(t: Table, job_id: str) -> None:
+    with t.store.database.transaction() as tx:
+        tx.run(f"UPDATE {t.config.table_prefix}jobs SET suspect_on = '?' WHERE id = '{job_id}'")
+
+
+@pytest.mark.parametrize("end", [End.HUNG, End.TIMED_OUT, End.REVOKED])
+def test_a_suspect_that_is_moved_while_it_runs_gives_its_place_free_however_it_ends(t: Table, end: End) -> None:
+    t.push("a")
+    suspected(t, "a")
+    [only] = links_of(t.shipped())
+    t.begin(only)
+    assert t.job("a").suspect_on == WORKER.instance
+    t.store.jobs.reschedule(CART, "a", None, None, 86_400_000)
+    assert t.die(only, end=end) is not None
+    assert str(t.job("a").suspect_on).startswith("?")
+
+
+@pytest.mark.parametrize("end", [End.HUNG, None])
+def test_a_suspected_alarm_that_is_set_again_while_it_runs_gives_its_place_free(t: Table, end: End | None) -> None:
+    t.store.objects.set_alarm(CART, TASK, "celery", None, 0)
+    suspected(t, ALARM)
+    [only] = links_of(t.shipped())
+    begun = t.begin(only)
+    t.store.objects.set_alarm(CART, TASK, "celery", None, 86_400_000)
+    if end is not None:
+        assert t.die(only, end=end) is not None
+    else:
+        assert t.store.runs.alarm_failed(only, begun.token, "celery", TASK, "no", "").discarded
+    assert str(t.job(ALARM).suspect_on).startswith("?")
+
+
+def test_resume_clears_the_suspicion_of_the_bare_alarm_too(t: Table) -> None:
+    t.store.objects.set_alarm(CART, TASK, "celery", None, 60_000)
+    suspected(t, ALARM)
+    t.store.objects.pause(CART, "holiday")
+    assert t.store.objects.resume(CART)
+    assert t.job(ALARM).suspect_on is None
+
+
+def test_a_schedule_that_resume_moves_on_has_the_whole_grace_of_an_unknown_task_again(t: Table, clock: Clock) -> None:
+    t.push("a", schedule=spec_every(60, misfire="skip"))
+    clock.forward(61)
+    [only] = links_of(t.shipped())
+    t.store.ends.skip(only, Why.UNKNOWN_TASK)
+    assert t.job("a").unknown_since_ms == clock.ms
+    t.store.objects.pause(CART, "holiday")
+    clock.forward(3600)
+    assert t.store.objects.resume(CART)
+    assert t.job("a").due_ms == clock.ms + 60_000
+    assert t.job("a").unknown_since_ms is None
+
+
+def test_an_on_start_that_ends_well_clears_the_doubt_about_its_worker(t: Table, clock: Clock) -> None:
+    t.push("a")
+    [only] = links_of(t.shipped())
+    begun = t.begin(only, starts=True)
+    clock.forward(20)
+    [lost] = t.claim(Phase.OPEN).lost
+    assert t.store.ends.rescue(lost) is None
+    assert t.find().doubt
+    assert t.store.runs.enter(replace(only, token=begun.token), begun.token, begun) is not None
+    clock.forward(20)
+    t.claim(Phase.OPEN)
+    assert t.store.ends.rescue(lost) is None, "the job has not been looked at twice"
+    assert t.find().in_flight is not None
 
 
 def test_what_a_newer_version_has_added_to_a_policy_or_to_the_call_of_a_hook_is_passed_over() -> None:
