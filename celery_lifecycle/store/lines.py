@@ -67,6 +67,7 @@ def _key(task: str, line: str) -> dict[str, str]:
 
 
 def _locked(tx: Tx, task: str, line: str, now: int, config: Config) -> dict[str, Any]:
+    """The line's row, locked: made if absent, again if a beat forgot the old one before it was locked."""
     key = _key(task, line)
     empty: dict[str, Any] = {"n": {}}
     fresh = {
@@ -75,9 +76,11 @@ def _locked(tx: Tx, task: str, line: str, now: int, config: Config) -> dict[str,
         "expires_at": now + round(config.strike_window * 1000),
         "data": json.dumps(empty),
     }
-    tx.run(tx.sql.add_heartbeat, {**key, **fresh})
-    row = tx.row(tx.sql.lock_heartbeat, key)
-    if row is None or int(row[4]) <= now:
+    row = None
+    while row is None:
+        tx.run(tx.sql.add_heartbeat, {**key, **fresh})
+        row = tx.row(tx.sql.lock_heartbeat, key)
+    if int(row[4]) <= now:
         return empty
     return dict(json.loads(row[5]))
 

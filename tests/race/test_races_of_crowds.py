@@ -1,13 +1,9 @@
-"""Several rows, several beats, several workers at once: disjoint claims, skipped rows, deadlocks, the one place of a suspect."""
+"""Several pushers and several workers at once: new names, skipped rows, the one place of a suspect."""
 
 from __future__ import annotations
 
-import threading
-from dataclasses import replace
-
 import pytest
 
-from celery_lifecycle.errors import LockTimeout
 from celery_lifecycle.model import ObjectRef, Phase
 from celery_lifecycle.store.database import TRIES, Conflict
 from celery_lifecycle.store.entries import EntryRun
@@ -15,8 +11,9 @@ from celery_lifecycle.store.unit import lock_by_name
 from celery_lifecycle.store.workers import Running
 from celery_lifecycle.transitions.run import Worker
 from tests.support.databases import Database
-from tests.support.protocol import CART, DONE, QUEUE, WORKER, Clock, Table, links_of
-from tests.support.races import Call, Gate, waits_for_a_lock
+from tests.support.eyes import Eyes
+from tests.support.protocol import CART, DONE, WORKER, Clock, Table, links_of
+from tests.support.races import Call, Gate
 from tests.support.waiting import wait_until
 
 SERVERS = pytest.mark.databases("postgresql", "mariadb")
@@ -32,7 +29,7 @@ def tables(database: Database, clock: Clock):
     one = Table(database.url, clock=clock, lock_timeout=10)
     two = Table(database.url, clock=clock, migrates=False, lock_timeout=10)
     watcher = Table(database.url, clock=clock, migrates=False)
-    yield one, two, watcher
+    yield one, two, Eyes(database, two, watcher)
     one.check()
     for table in (one, two, watcher):
         table.close()
@@ -44,47 +41,6 @@ def carts(count: int) -> list[ObjectRef]:
 
 def push_all(t: Table, refs: list[ObjectRef]) -> None:
     t.store.jobs.push_many([t.draft("a", ref) for ref in refs])
-
-
-def claim_and_fail(t: Table) -> None:
-    with t.store.database.transaction() as tx:
-        t.store.claims._claim(tx, QUEUE, Phase.IDLE, 7)
-        raise ZeroDivisionError
-
-
-@SERVERS
-def test_claims_of_two_beats_are_disjoint_and_neither_waits_for_the_other(tables):
-    one, two, _ = tables
-    push_all(one, carts(10))
-    with Gate(one).holding(lambda: one.claim(limit=6)) as first:
-        second = two.claim(limit=10)
-    taken = [{chain.ref.name for chain in claimed.shipments} for claimed in (first.result(), second)]
-    assert [len(names) for names in taken] == [6, 4]
-    assert not taken[0] & taken[1]
-
-
-def test_beats_that_claim_at_once_take_each_object_once(tables, database):
-    """C25: one beat's claim fails once in between; 100 due objects, 100 chains."""
-    one, two, _ = tables
-    push_all(one, carts(100))
-    claimed: list[str] = []
-    failures = iter([True])
-
-    def beat(t: Table, fails: bool) -> None:
-        while True:
-            if fails and next(failures, False):
-                with pytest.raises(ZeroDivisionError):
-                    claim_and_fail(t)
-            taken = t.claim(limit=7)
-            claimed.extend(chain.ref.name for chain in taken.shipments)
-            if not taken.rows:
-                return
-
-    calls = [Call(lambda t=t, fails=fails: beat(t, fails)) for t, fails in ((one, True), (two, False))]
-    for call in calls:
-        call.result()
-    beat(one, False)
-    assert sorted(claimed) == [ref.name for ref in carts(100)]
 
 
 @SERVERS
@@ -136,33 +92,6 @@ def test_a_callers_open_transaction_keeps_nobody_else_from_being_renewed_or_clai
 
 
 @SERVERS
-def test_two_transactions_that_lock_two_objects_crosswise_are_both_done_in_the_end(tables):
-    """A deadlock: the server ends one of them, and it is repeated as a whole."""
-    one, two, _ = tables
-    first, second = carts(2)
-    push_all(one, [first, second])
-    both_hold = threading.Barrier(2)
-    tries: list[str] = []
-
-    def crosswise(t: Table, name: str, near: ObjectRef, far: ObjectRef) -> None:
-        def work(tx):
-            tries.append(name)
-            t.store.jobs.push_in(tx, t.draft(f"{name} near", near))
-            if tries.count(name) == 1:
-                both_hold.wait(10)
-            t.store.jobs.push_in(tx, t.draft(f"{name} far", far))
-
-        t.store.database.run(work)
-
-    calls = [Call(lambda: crosswise(one, "one", first, second)), Call(lambda: crosswise(two, "two", second, first))]
-    for call in calls:
-        call.result()
-    assert len(tries) > 2, "there was no deadlock"
-    assert set(one.ids(first)) == {"a", "one near", "two far"}
-    assert set(one.ids(second)) == {"a", "two near", "one far"}
-
-
-@SERVERS
 def test_a_conflict_that_does_not_end_is_an_error_and_stores_nothing(tables):
     one, _, _ = tables
     tries = []
@@ -178,39 +107,10 @@ def test_a_conflict_that_does_not_end_is_an_error_and_stores_nothing(tables):
     assert one.count("jobs") == 0
 
 
-def test_a_row_that_stays_locked_is_an_error_that_names_the_object_and_the_likely_cause(database, clock):
-    one = Table(database.url, clock=clock)
-    two = Table(database.url, clock=clock, migrates=False, lock_timeout=1)
-    one.push("a")
-    object_id = one.find().id
-    with one.store.database.transaction() as tx:
-        assert lock_by_name(tx, CART, 50) is not None
-        for verb in (
-            lambda: two.push("b"),
-            lambda: two.store.jobs.cancel(CART, "a", "host"),
-            lambda: two.begin(replace(links_of_nothing(object_id), object_id=object_id)),
-        ):
-            with pytest.raises(LockTimeout, match="transaction that pushed to it") as caught:
-                verb()
-            if database.kind != "sqlite":
-                assert str(CART) in str(caught.value) or f"object id {object_id}" in str(caught.value)
-    assert one.ids() == ["a"]
-    two.push("b")
-    assert one.ids() == ["a", "b"]
-    for table in (one, two):
-        table.close()
-
-
-def links_of_nothing(object_id):
-    from tests.support.protocol import link
-
-    return link("a", object_id=object_id)
-
-
 @SERVERS
-def test_two_suspects_that_meet_on_one_worker_do_not_run_together(tables, clock, database):
+def test_two_suspects_that_meet_on_one_worker_do_not_run_together(tables, clock):
     """Section 7, rule 7: the mark is unique in the database, so the second begin waits, and is put 5 s back."""
-    one, two, watcher = tables
+    one, two, eyes = tables
     refs = carts(2)
     for ref in refs:
         one.push("a", ref)
@@ -226,7 +126,7 @@ def test_two_suspects_that_meet_on_one_worker_do_not_run_together(tables, clock,
     first, second = (links_of(chain)[0] for chain in one.claim().shipments)
     with Gate(one).holding(lambda: one.begin(first, worker)) as ahead:
         behind = Call(lambda: two.begin(second, worker))
-        wait_until(lambda: not behind.is_alive() or waits_for_a_lock(database, watcher), 20, "it does not wait")
+        wait_until(lambda: not behind.is_alive() or eyes.waiting(), 20, "it does not wait")
     assert ahead.result().job is not None
     passed = behind.result()
     assert (passed.job, passed.refused, passed.closed) == (None, None, True)

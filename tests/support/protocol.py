@@ -198,6 +198,12 @@ class Table:
     def die(self, given: Link, worker: Worker = WORKER, end: End = End.DIED, **more: Any) -> Ended | None:
         return self.store.ends.end(given, worker, end, **more)
 
+    def empty(self) -> None:
+        """Forget all objects with what they have, also those with an open run."""
+        with self.store.database.transaction() as tx:
+            for name in ("jobs", "storage", "heartbeats", "dead_jobs", "objects"):
+                tx.run(f"DELETE FROM {self.config.table_prefix}{name}")
+
     # looks
 
     def count(self, table: str) -> int:
