@@ -60,7 +60,9 @@ class Broker:
             world.at(world.now + copy, lambda: self._arrive(queue, text))
         silent = faults.hits("uncertain")
         if silent is not None:
-            world.sleep(silent)
+            until = world.now + silent
+            while world.now < until and not simulation.healing:
+                world.sleep(min(until - world.now, 200))
             raise BrokerAway("simulated: the connection broke after the message was taken")
         simulation.step("sent")
 
