@@ -117,7 +117,9 @@ class World:
         self.bury(thing, replace(job, plan=job.plan.occurrence(first)), "misfired", count)
 
     def seals(self, name: str) -> list[Dead]:
-        return [one for one in self.dead if (one.name, one.reason) == (name, "sealed")]
+        """In the order in which the store wrote them: those of one strike may come in any."""
+        found = [one for one in self.dead if (one.name, one.reason) == (name, "sealed")]
+        return sorted(found, key=lambda one: one.key or 0)
 
     def lift_all(self, name: str) -> None:
         for one in self.seals(name):
