@@ -12,7 +12,7 @@ from celery_lifecycle.config import Config
 from celery_lifecycle.model import ALIVE, Cause, InFlight, Job, MemoryLimitContext, ObjectRef, ObjectState
 from celery_lifecycle.store.database import Database, Tx
 from celery_lifecycle.store.ends import struck_by, was_draining
-from celery_lifecycle.store.unit import Locked, lock_by_name, lock_or_make, with_job
+from celery_lifecycle.store.unit import Locked, lock_by_name, lock_or_add_heartbeat, lock_or_make, with_job
 from celery_lifecycle.transitions.derive import Agenda, derive
 
 
@@ -72,20 +72,13 @@ class Holds:
             held = lock_or_make(tx, ref, self.config.chain_length)
             now, agenda, _ = held.agenda()
             state = held.state
-            existing, under = tx.row(tx.sql.get_heartbeat, {"kind": kind, "key": key}), key
-            if by_object and (existing is None or existing[2] != state.id):
-                under = f"{key}@{state.id}"
-                existing = tx.row(tx.sql.get_heartbeat, {"kind": kind, "key": under})
             flight = state.in_flight if state.in_flight is not None and state.in_flight.job == job else None
             known = {"kind": ref.kind, "name": ref.name, "flight": flight.to_json() if flight else None, **data}
-            tx.run(
-                tx.sql.put_heartbeat,
-                {
-                    "kind": kind, "key": under, "object": state.id, "job": job, "expires_at": now + lasts_ms,
-                    "data": json.dumps(known),
-                },
-            )  # fmt: skip
-            held.save(derive(state.but(holds=state.holds + (existing is None)), agenda, now), agenda)
+            values = {
+                "kind": kind, "object": state.id, "job": job, "expires_at": now + lasts_ms, "data": json.dumps(known),
+            }  # fmt: skip
+            under, is_new = _put(tx, key, by_object, values)
+            held.save(derive(state.but(holds=state.holds + is_new), agenda, now), agenda)
             return under
 
         return self.database.run(work)
@@ -102,7 +95,7 @@ class Holds:
         """A tracked task is run by this worker instance from now on (None: it waits for one). False: it is not tracked."""
 
         def work(tx: Tx) -> bool:
-            row = tx.row(tx.sql.get_heartbeat, {"kind": "track", "key": task_id})
+            row = tx.row(tx.sql.lock_heartbeat, {"kind": "track", "key": task_id})
             if row is None:
                 return False
             data = json.dumps({**json.loads(row[5]), "worker": worker})
@@ -209,6 +202,23 @@ class Holds:
             ]
 
         return self.database.look(work)
+
+
+def _put(tx: Tx, key: str, by_object: bool, values: dict[str, Any]) -> tuple[str, bool]:
+    """Write an object's row, under a key of its own if another object has this one. The key, and whether it had no such row.
+
+    The object is locked, so a row of its own comes and goes with nobody else; one of another object may come at any time.
+    """
+    mine, params = values["object"], {**values, "key": key}
+    row = tx.row(tx.sql.get_heartbeat, params)
+    is_new = row is None or row[2] != mine
+    if is_new and not by_object:
+        row = lock_or_add_heartbeat(tx, params)
+    if row is None or row[2] != mine:
+        params["key"] = f"{key}@{mine}"
+        is_new = tx.row(tx.sql.get_heartbeat, params) is None
+    tx.run(tx.sql.put_heartbeat, params)
+    return params["key"], is_new
 
 
 def _hold_of(row: Any) -> Hold:

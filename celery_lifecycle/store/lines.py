@@ -14,6 +14,7 @@ from celery_lifecycle.config import Config
 from celery_lifecycle.model import Job, ObjectRef
 from celery_lifecycle.store.database import Tx
 from celery_lifecycle.store.rows import dead_of
+from celery_lifecycle.store.unit import lock_or_add_heartbeat
 
 
 def is_own_object(ref: ObjectRef, task: str, job_id: str) -> bool:
@@ -67,7 +68,7 @@ def _key(task: str, line: str) -> dict[str, str]:
 
 
 def _locked(tx: Tx, task: str, line: str, now: int, config: Config) -> dict[str, Any]:
-    """The line's row, locked: made if absent, again if a beat forgot the old one before it was locked."""
+    """What the line's row holds, which is locked until the end of the transaction."""
     key = _key(task, line)
     empty: dict[str, Any] = {"n": {}}
     fresh = {
@@ -76,10 +77,7 @@ def _locked(tx: Tx, task: str, line: str, now: int, config: Config) -> dict[str,
         "expires_at": now + round(config.strike_window * 1000),
         "data": json.dumps(empty),
     }
-    row = None
-    while row is None:
-        tx.run(tx.sql.add_heartbeat, {**key, **fresh})
-        row = tx.row(tx.sql.lock_heartbeat, key)
+    row = lock_or_add_heartbeat(tx, {**key, **fresh})
     if int(row[4]) <= now:
         return empty
     return dict(json.loads(row[5]))

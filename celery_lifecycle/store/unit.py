@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -222,6 +222,15 @@ def _mysql_lock_or_make(tx: Tx, ref: ObjectRef, length: int) -> Locked:
             seen = None
     except LockTimeout as error:
         raise _held(str(ref)) from error
+
+
+def lock_or_add_heartbeat(tx: Tx, params: Mapping[str, Any]) -> Row:
+    """A row beside the objects, locked: made if absent, and again if somebody took the old one away before it was locked."""
+    row = None
+    while row is None:
+        tx.run(tx.sql.add_heartbeat, params)
+        row = tx.row(tx.sql.lock_heartbeat, params)
+    return row
 
 
 def _held(what: str) -> LockTimeout:

@@ -279,3 +279,33 @@ def test_the_end_of_a_hold_that_its_holder_and_a_beat_tell_at_once_counts_once(t
         state = one.find(ref)
         assert (state.holds, state.wake_at is not None) == (1, wakes)
         one.empty()
+
+
+def test_two_objects_that_send_one_task_id_at_once_have_a_row_each(tables):
+    one, two, eyes = tables
+    refs = carts(2)
+    tracks = [lambda t, ref=ref: t.store.holds.hold(ref, "track", "task", None, {"wake": None}, 1_000) for ref in refs]
+    with Gate(one).holding(lambda: tracks[0](one)) as ahead:
+        behind = Call(lambda: tracks[1](two))
+        wait_for_block(behind, eyes)
+    keys = ahead.result(), behind.result()
+    assert keys[0] == "task" != keys[1]
+    assert [one.find(ref).holds for ref in refs] == [1, 1]
+    assert [one.store.holds.let_go(ref, "track", key) for ref, key in zip(refs, keys, strict=True)] == [True, True]
+    assert one.count("objects") == 0
+
+
+def test_a_task_that_is_tracked_anew_as_a_worker_takes_it_keeps_both(tables):
+    """What its job in flight is, and which worker runs it."""
+    one, two, eyes = tables
+    [ref] = carts(1)
+    hold = one.store.holds.hold
+    hold(ref, "track", "task", None, {"wake": None, "round": 1}, 1_000)
+    again = lambda: hold(ref, "track", "task", None, {"wake": None, "round": 2}, 1_000)  # noqa: E731
+    with Gate(one, after=one.store.database.sql.put_heartbeat).holding(again) as ahead:
+        behind = Call(lambda: two.store.holds.run_by("task", "w1", 1_000))
+        wait_for_block(behind, eyes)
+    ahead.result()
+    assert behind.result()
+    [found] = one.store.holds.of(ref)
+    assert (found.data["round"], found.data["worker"]) == (2, "w1")
