@@ -72,9 +72,8 @@ class Objects:
             if held is None:
                 return False
             state = held.state
-            _, alarm = held.job(ALARM)  # it can be a suspect too
-            jobs = [job_of(ref, row) for row in tx.rows(tx.sql.jobs_of, {"object": state.id})]
-            for job in jobs if alarm is None else [*jobs, alarm]:
+            for row in tx.rows(tx.sql.every_job_of, {"object": state.id}):  # the protocol's own can be suspects too
+                job = job_of(ref, row)
                 cleared = job._replace(strikes=0, suspect_on=None, not_before_ms=None)
                 held.rewrite_job(job, cleared)
             if state.sealed:

@@ -146,6 +146,7 @@ class Sql:
             f"SELECT {job_columns} FROM {j} WHERE object_id = :object"
             " AND (id = :job OR line = :line OR recovery_loop = 1)"
         )
+        self.every_job_of = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object")
         # Ids that begin with `#` are the protocol's own.
         self.jobs_of = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object AND (id < '#' OR id >= '$')")
         # MySQL shows an old snapshot to all but locking reads inside a caller's transaction.

@@ -119,6 +119,16 @@ def test_resume_clears_the_suspicion_of_the_bare_alarm_too(t: Table) -> None:
     assert t.job(ALARM).suspect_on is None
 
 
+def test_resume_clears_the_suspicion_of_a_memory_hook_too(t: Table) -> None:
+    t.push("a")
+    [only] = links_of(t.shipped())
+    t.begin(only, hook="cart.on_memory_limit")
+    assert t.die(only) is not None
+    suspected(t, "#hook-2")  # as one that ran beside a suspect when their worker was lost
+    assert t.store.objects.resume(CART)
+    assert t.job("#hook-2").suspect_on is None
+
+
 def test_a_schedule_that_resume_moves_on_has_the_whole_grace_of_an_unknown_task_again(t: Table, clock: Clock) -> None:
     t.push("a", schedule=spec_every(60, misfire="skip"))
     clock.forward(61)
