@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from celery_lifecycle import breaker
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import ObjectDisabled
 from celery_lifecycle.model import ALARM, DeadJob, Job, ObjectRef
@@ -70,6 +71,8 @@ class DeadJobs:
             tx.run(tx.sql.delete_dead, {"id": key})
             lines.lift(tx, old)
             state = held.state.but(versions=version, sealed=self._still_sealed(tx, old.object))
+            if existing is None:
+                state = state.but(lines=breaker.cleared(state.lines, old.line, old.id))
             agenda = with_job(agenda, job)
             held.save(derive(state, agenda, now), agenda)
             return job

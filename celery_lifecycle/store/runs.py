@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from celery_lifecycle import breaker
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import ScheduleInvalid
 from celery_lifecycle.model import ALARM, ALIVE, HOST, START, InFlight, Job, Link, ObjectState, Shipment, Why
@@ -176,7 +177,9 @@ class Runs:
         if is_old_line and lines.is_own_object(held.ref, job.task, job.id) and lines.is_sealed(held.tx, job, now):
             held.bury(job, Why.SEALED, now, error="sealed with its line, which died on other objects")
             held.remove_job(job.id)
-            return self._pass(held, state.but(sealed=True), link, opened, dead=job, why=Why.SEALED)
+            # As with every seal, what was counted here goes with it: once it is lifted, the line begins anew.
+            state = state.but(sealed=True, lines=breaker.without_line(state.lines, job.line))
+            return self._pass(held, state, link, opened, dead=job, why=Why.SEALED)
         try:
             waking = recurrence.wake(job, now)
         except ScheduleInvalid as error:

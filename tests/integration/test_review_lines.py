@@ -173,3 +173,27 @@ def test_the_deaths_of_a_line_are_remembered_for_the_strike_window(
         harness.advance(10 * pause)
         assert len(harness.started()) == (3 if sealed else 11)
         assert {dead.reason for dead in work.dead_jobs()} == ({"sealed"} if sealed else set())
+
+
+@pytest.mark.parametrize("how", ["replay", "purge"])
+def test_a_job_that_was_sealed_with_its_line_may_die_as_often_as_a_new_one_once_that_is_lifted(
+    harness: Harness, loop: Loop, how: str
+) -> None:
+    def dies() -> None:
+        if len(loop.started) < 3:
+            loop.push(f"next{len(loop.started)}")
+        harness.die()
+
+    loop.does = dies
+    loop.push("root")
+    harness.advance(900)  # what is counted of a line is remembered for an hour
+    dead = harness.lifecycle.store.dead
+    [mine] = [one for one in dead.list() if one.job.id == "root"]
+    before = loop.started.count("root")
+    if how == "replay":
+        dead.replay(mine.key)
+    else:
+        dead.purge(mine.key)
+        loop.push("root")
+    harness.advance(900)
+    assert loop.started.count("root") - before == 3
