@@ -21,7 +21,7 @@ running: list[Any] = []
 
 
 def _body(ctx: Any) -> Any:
-    return running[-1].body(ctx)
+    return running[-1].bodies.body(ctx)
 
 
 class Plain(LifecycleObject, lifecycle=base):
@@ -43,8 +43,12 @@ class Plain(LifecycleObject, lifecycle=base):
     def loop(self, ctx: Any) -> Any:
         return _body(ctx)
 
-    @lifecycle_job(time_limit=20)
+    @lifecycle_job(time_limit=20, retry=RetryPolicy(max_attempts=2))
     def limited(self, ctx: Any) -> Any:
+        return _body(ctx)
+
+    @lifecycle_job(queue="side")
+    def aside(self, ctx: Any) -> Any:
         return _body(ctx)
 
 
@@ -56,10 +60,10 @@ class Helper(Capability):
         return _body(ctx)
 
     def on_job_error(self, ctx: Any, error: BaseException) -> Any:
-        return running[-1].hook(self.object.ref, "on_job_error")
+        return running[-1].bodies.hook(self.object.ref, "on_job_error")
 
     def on_memory_limit(self, context: Any) -> None:
-        running[-1].hook(self.object.ref, "on_memory_limit")
+        running[-1].bodies.hook(self.object.ref, "on_memory_limit")
 
 
 class Full(LifecycleObject, lifecycle=base):
@@ -68,7 +72,7 @@ class Full(LifecycleObject, lifecycle=base):
     helper = Helper()
 
     def on_start(self) -> None:
-        running[-1].hook(self.ref, "on_start")
+        running[-1].bodies.hook(self.ref, "on_start")
 
     @lifecycle_job(retry=RetryPolicy(max_attempts=2, base_delay=1))
     def work(self, ctx: Any) -> Any:
@@ -78,8 +82,12 @@ class Full(LifecycleObject, lifecycle=base):
     def loop(self, ctx: Any) -> Any:
         return _body(ctx)
 
+    @lifecycle_job(time_limit=15, retry=RetryPolicy(max_attempts=2, base_delay=1))
+    def brief(self, ctx: Any) -> Any:
+        return _body(ctx)
+
     def on_alarm(self, info: Any) -> None:
-        running[-1].alarm(self.ref, info)
+        running[-1].bodies.alarm(self.ref, info)
 
 
 class Side(LifecycleObject, lifecycle=base):
@@ -92,7 +100,27 @@ class Side(LifecycleObject, lifecycle=base):
 
 @app.task(base=LifecycleTask, name="later", bind=True)
 def later(self: Any, script: Any) -> Any:
-    return running[-1].plain(self, script)
+    return running[-1].bodies.plain(self, script)
+
+
+@lifecycle_job(name="own", app=app)
+def own(ctx: Any) -> Any:
+    """Each job of it is an object of its own."""
+    return _body(ctx)
+
+
+class Called(LifecycleTask):
+    """A task that is called: its message goes to the simulated broker."""
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any) -> Any:
+        headers = {**(options.get("headers") or {}), "id": task_id, "task": self.name}
+        running[-1].broker.publish("celery", headers, [list(args or ()), {}, {"chain": None}])
+
+
+@app.task(base=Called, name="errand", bind=True)
+def errand(self: Any, script: Any) -> Any:
+    """Work that a job hands off."""
+    return running[-1].bodies.errand(self, script)
 
 
 class Failed(Exception):

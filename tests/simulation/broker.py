@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from celery_lifecycle import events
-from celery_lifecycle.dispatch import Sender
-from celery_lifecycle.link import header_in
+from celery_lifecycle.dispatch import Refused, Sender
+from celery_lifecycle.link import HEADER, header_in
 from celery_lifecycle.model import Shipment
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class Broker:
         self.published += 1
         text = json.dumps([headers, body])
         header = header_in(headers) or {}
-        simulation.checker.published(queue, header)
+        if header:
+            simulation.checker.published(queue, header, headers["task"])
         latency = 1 + world.draw("latency", 4)
         copies = [latency]
         if faults.hits("lose") is not None:
@@ -90,19 +91,27 @@ class SimSender(Sender):
         self.simulation = simulation
         self._routes = simulation.routes
 
-    def _send_batch(self, shipments: Sequence[Shipment]) -> list[Shipment]:
-        failed: list[Shipment] = []
-        try:
-            for shipment in shipments:
-                message = self._encoded(shipment)
-                if message is None:
-                    failed.append(shipment)
-                    continue
-                body = message["body"]
-                body = json.loads(body) if isinstance(body, str) else body
-                self.simulation.checker.chains.sent(shipment)
-                self.simulation.broker.publish(message["routing_key"], message["headers"], body)
-        except OSError as error:
-            events.broker_failed(len(shipments), "delivery is uncertain", error)
-            return list(shipments)
-        return failed
+    def _message(self, shipment: Shipment) -> dict[str, Any]:
+        if self.simulation.spoils("encode", str(shipment.ref)):
+            raise ValueError("simulated: a header that no message can have")
+        self.simulation.checker.chains.sent(shipment)
+        return super()._message(shipment)
+
+    def _ready_producer(self) -> Any:
+        return SimProducer(self.simulation)
+
+
+class SimProducer:
+    """A connection to the simulated broker."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def batch(self, max_size: int) -> Any:
+        return contextlib.nullcontext()
+
+    def publish(self, body: Any, headers: dict[str, Any], routing_key: str, **message: Any) -> None:
+        if self.simulation.spoils("refuse", json.loads(headers[HEADER])["name"]):
+            raise Refused("simulated: the broker does not take this one")
+        body = json.loads(body) if isinstance(body, str) else body
+        self.simulation.broker.publish(routing_key, headers, body)

@@ -20,7 +20,7 @@ class Call:
     __slots__ = ("_frame", "_given", "_kwargs", "_work", "args", "label", "result", "wrote")
 
     def __init__(self, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.label = work.__qualname__.replace(".<locals>.work", "").replace(".<locals>", "")
+        self.label = work.__qualname__.replace(".<locals>.work", "").replace(".<locals>.<lambda>", "")
         self.args = args
         self.result: Any = None
         self.wrote = False

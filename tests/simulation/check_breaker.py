@@ -6,11 +6,17 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from celery_lifecycle.model import ALARM, HOOK_PREFIX, SEALED, START, Job, ObjectState
+from celery_lifecycle.store.lines import is_own_object
 from tests.simulation.database import lost_on_record
 from tests.simulation.facts import Death, Facts, Thing
 
 if TYPE_CHECKING:
     from tests.simulation.processes import WorkerProcess
+
+
+def scope_of(state: ObjectState, task: str, job_id: str) -> Any:
+    """Over what the deaths of a line are counted: its object, or all objects where each job of a task has its own."""
+    return task if is_own_object(state.ref, task, job_id) else state.id
 
 
 class BreakerChecks:
@@ -54,6 +60,8 @@ class BreakerChecks:
             self.culprits[str(old.ref), flight.line, flight.job].add(f"{old.ref}#{flight.line}")
         if not struck or new is None:
             return
+        if label == "Ends._rescue" and death is None:  # its worker lived, and could not say so
+            self.culprits[str(old.ref), flight.line, flight.job].add(f"given up {self.facts.world.now}")
         self.facts.stats["strikes"] += 1
         if death is None and label == "Ends._end":
             self.facts.fail("a death with nothing in flight changes nothing", f"{flight.job} of {old.ref}")
@@ -63,23 +71,30 @@ class BreakerChecks:
             if death.counted:
                 self.facts.fail("a death is counted once", f"{flight.job} of {old.ref}")
             death.counted = True
+        self.count_strike(label, before, after, flight, dead)
+
+    def count_strike(self, label: str, before: Thing, after: Thing | None, flight: Any, dead: list[Any]) -> None:
+        """What a strike must come to, of whatever has died."""
+        old, new = before.state, after.state if after else None
         sealed = {one[3] for one in dead if one[4] == "sealed"}
         self.sealed[str(old.ref)] |= sealed
         self._count_for_root(old, before.jobs.get(flight.job), flight.limit)
-        key = (old.id, flight.line, flight.job)
+        scope = scope_of(old, flight.task, flight.job)
+        key = (scope, flight.line, flight.job)
         self.line_deaths[key] += 1
         if flight.job in (START, ALARM):
-            self._check_object_struck(label, old, new, flight, self.line_deaths[key])
+            if new is not None:
+                self._check_object_struck(label, old, new, flight, self.line_deaths[key])
             return
         self.job_deaths[old.id, flight.job] += 1
-        count = sum(n for (oid, line, _), n in self.line_deaths.items() if (oid, line) == (old.id, flight.line))
+        count = sum(n for (oid, line, _), n in self.line_deaths.items() if (oid, line) == (scope, flight.line))
         count = max(count, self.job_deaths[old.id, flight.job])
         if count >= flight.limit and not sealed and flight.job in before.jobs:
             self.facts.fail("a loop is sealed at its limit", f"{flight.job} of {old.ref} after {count} deaths")
         if sealed:
             self._check_seal(old, before, flight, sealed, count)
             for one in list(self.line_deaths):
-                if one[:2] == (old.id, flight.line):
+                if one[:2] == (scope, flight.line):
                     del self.line_deaths[one]
             for job_id in sealed:
                 self.job_deaths.pop((old.id, job_id), None)
@@ -96,7 +111,7 @@ class BreakerChecks:
         """It waits as long as its deaths say: up to three times that after the loss of a whole worker, or as it did anyway."""
         now, times = self.facts.now, self.facts.times
         least = now + times.strike(count)
-        most = max(before or 0, now + times.strike(count, 3 if label == "Ends._rescue" else 1))
+        most = max(before or 0, now + times.strike(count, 3 if label in ("Ends._rescue", "Holds._lost") else 1))
         if until is None or not least <= until <= most:
             seconds = "at all" if until is None else f"for {(until - now) / 1000:g} s"
             self.facts.fail("a struck loop is slowed", f"{told} after {count} deaths, {seconds}")
@@ -123,11 +138,22 @@ class BreakerChecks:
         if lost_on_record(instance):
             self.facts.fail("who is heard of is not lost", instance)
 
+    def check_marks(self, label: str, after: Thing) -> None:
+        """A suspect takes its worker's one place for as long as it runs there."""
+        state = after.state
+        for job in after.jobs.values():
+            if job.suspect_on is None or job.suspect_on.startswith("?"):
+                continue
+            runs = state.in_flight is not None and (state.in_flight.marked, state.worker) == (job.id, job.suspect_on)
+            if not runs:
+                self.facts.fail("a suspect that does not run holds no place", f"{label}: {job.id} of {state.ref}")
+
     def check_renewal(self, new: ObjectState, args: Any) -> None:
         self.doubted.pop(new.token or "", None)
         running = {(one.object_id, one.task_id, one.pid) for one in args[1]}
         flight = new.in_flight
-        if flight is None or (new.id, flight.task_id, new.worker_pid) not in running:
+        mine = flight is not None and (new.id, flight.task_id, new.worker_pid) in running
+        if not mine or new.worker != args[0]:
             self.facts.fail("only what runs is renewed", f"{new.ref} by {args[0]}")
 
     def _check_rescue(self, old: ObjectState, death: Death | None) -> None:
@@ -176,15 +202,24 @@ class BreakerChecks:
 
     def _check_seal(self, old: ObjectState, before: Thing, flight: Any, sealed: set[str], count: int) -> None:
         self.facts.stats["sealed"] += 1
-        if count < flight.limit:
+        alone = scope_of(old, flight.task, flight.job) == old.id
+        # What was under way as its line was sealed may die once more, and remembers its own deaths.
+        if count < flight.limit and (alone or flight.line not in self.facts.sealed_lines):
             self.facts.fail("nothing is sealed before its limit", f"{flight.job} of {old.ref} after {count} deaths")
         doomed = {job.id for job in before.jobs.values() if job.line == flight.line or job.recovery_loop}
         doomed.add(flight.job)
         if sealed != doomed & before.jobs.keys():
             self.facts.fail("a seal takes its line and all recovery loops", f"{sorted(sealed)}, not {sorted(doomed)}")
         mine = (str(old.ref), flight.line)
-        guilty = {one for key, found in self.culprits.items() if key[:2] == mine for one in found}
+        guilty = {
+            one
+            for key, found in self.culprits.items()
+            if (key[:2] == mine if alone else key[1] == flight.line)
+            for one in found
+        }
         own = f"{old.ref}#{flight.line}"
+        if not alone:
+            guilty = {own if one.rpartition("#")[2] == flight.line else one for one in guilty}
         if own not in guilty and len(guilty) < flight.limit:
             self.facts.fail("no innocent is sealed", f"{flight.job} of {old.ref}: {sorted(guilty)}")
 
@@ -200,7 +235,8 @@ class BreakerChecks:
         """A clean end clears the job's own strikes."""
         self.held.pop((old.id, flight.job), None)
         self.job_deaths.pop((old.id, flight.job), None)
-        self.line_deaths.pop((old.id, flight.line, flight.job), None)
+        scope = scope_of(old, flight.task, flight.job)
+        self.line_deaths.pop((scope, flight.line, flight.job), None)
         self.culprits.pop((str(old.ref), flight.line, flight.job), None)
 
     def let_go(self, object_id: int, job_id: str) -> None:
@@ -219,7 +255,7 @@ class BreakerChecks:
             del self.culprits[key]
 
     def child_died(self, child: Any, whole: bool = False, culprit: str | None = None) -> None:
-        body = self.facts.active.pop(child.pid, None)
+        body = self.facts.active.pop(child, None)
         if body is not None and body.ended is None:
             body.end = "died"
         guilty = culprit
@@ -251,7 +287,7 @@ class BreakerChecks:
         ]
         guilty = None
         for child in worker.children:
-            body = self.facts.active.get(child.pid)
+            body = self.facts.active.get(child)
             if body is not None and body.act.get("end") == "lost" and body.ended is None:
                 guilty = f"{body.ref}#{body.line}"
         for child in worker.children:

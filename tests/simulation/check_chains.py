@@ -80,7 +80,8 @@ class ChainChecks:
         key = state.id if state else old.id if old else 0
         if state is not None and state.token is not None and (old is None or old.token is None):
             began = self.ready.pop(key, None)
-            back = self.facts.simulation.broker.back_at
+            spoilt = (until for one, _, until in self.facts.simulation.plan.spoilt if one == str(state.ref))
+            back = max(self.facts.simulation.broker.back_at, *spoilt, 0)
             if began is not None and self.facts.world.now - max(began, back) > self.facts.simulation.plan.bound:
                 late = (self.facts.world.now - max(began, back)) / 1000
                 self.facts.fail("what is due runs on time", f"{state.ref} is {late:g} s late")

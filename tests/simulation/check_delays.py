@@ -23,6 +23,8 @@ class DelayChecks:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.times = facts.times
+        self.queues: dict[int, set[str]] = {}
+        """The queues of all jobs that an object has had."""
         self.starts: Counter[int] = Counter()
         """Failures of `on_start` in a row, by object."""
         self.failures: Counter[tuple[int, str]] = Counter()
@@ -65,7 +67,11 @@ class DelayChecks:
 
     def _check_queue(self, label: str, after: Thing) -> None:
         state = after.state
-        if state.queue is not None and state.queue != self.facts.queue_of(state.kind):
+        wanted = {self.facts.queue_of(state.kind, job.task) for job in after.jobs.values()}
+        # A chain on its way, or an open run, stays where it was: in the queue of a job that may be gone by now.
+        known = self.queues.setdefault(state.id, {self.facts.queue_of(state.kind)})
+        known |= wanted
+        if state.queue is not None and state.queue not in known:
             self.facts.fail("each queue has its own", f"{label}: {state.ref} waits in {state.queue}")
 
     def _check_lease(self, label: str, new: ObjectState) -> None:
@@ -86,13 +92,13 @@ class DelayChecks:
             self._exactly("on_start is tried again, doubling", f"{new.ref}", new.not_before, self.facts.now + wait)
             return
         changed = new.not_before is not None and (old is None or old.not_before != new.not_before)
-        if changed and label not in STRIKES:  # which `check_breaker` looks at
+        if changed and label not in (*STRIKES, "Holds._lost"):  # which `check_breaker` looks at
             self.facts.fail("what is held back has a reason", f"{label} {new.ref}")
 
     def _check_stopped(self, end: End, before: Thing) -> None:
         """A job that hangs is stopped, not before its time; like a time limit that uses up an attempt."""
         state = before.state
-        flight, child = state.in_flight, self.facts.world.process_of(state.worker_pid or 0)
+        flight, child = state.in_flight, self.facts.process_of(state)
         if flight is None or end not in (End.HUNG, End.TIMED_OUT):
             return
         self.failures[state.id, flight.job] += 1
@@ -113,7 +119,7 @@ class DelayChecks:
         if delayed and label == "Runs._begin":
             self._exactly("a suspect waits for a moment", told, job.not_before_ms, now + self.times.suspect)
             self._check_other_suspect(told, new, args[2].instance)
-        elif delayed and label not in STRIKES:  # which `check_breaker` looks at
+        elif delayed and label not in (*STRIKES, "Holds._lost"):  # which `check_breaker` looks at
             self.facts.fail("what is held back has a reason", told)
         if job.attempt == 0:
             self.failures.pop((new.id, job.id), None)

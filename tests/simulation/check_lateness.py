@@ -154,7 +154,7 @@ class Lateness:
     def _until_ended(self, thing: Thing) -> tuple[Any, int, bool]:
         """A link in flight: its process runs it, or is gone."""
         state = thing.state
-        flight, child = state.in_flight, self.facts.world.process_of(state.worker_pid or 0)
+        flight, child = state.in_flight, self.facts.process_of(state)
         assert flight is not None
         request = getattr(child, "request", None)
         if child is not None and child.alive and request is not None and request.id == flight.task_id:
@@ -169,7 +169,7 @@ class Lateness:
         return max(0, (when or 0) - self.facts.now) + self.look
 
     def _until_next(self, thing: Thing, child: Any, job_id: str) -> tuple[Any, int, bool]:
-        body, job = self.facts.active.get(child.pid), thing.jobs.get(job_id)
+        body, job = self.facts.active.get(child), thing.jobs.get(job_id)
         if body is None:
             ran = job is not None and thing.state.in_flight is not None and job.version == thing.state.in_flight.version
             longest = self.times.retry(job.retry, job.attempt + 1) if job is not None and ran else self.times.hold

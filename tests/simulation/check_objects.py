@@ -24,7 +24,7 @@ MAY_CHANGE: dict[str, frozenset[str]] = {
     "disabled": frozenset(("Objects.change", DESTROY)),
     "stored": frozenset(("Objects.put_values", "Runs._finish", DESTROY)),
     "holds": frozenset(("Holds.hold", "Holds.let_go", "Holds._lost", DESTROY)),
-    "lines": BREAKERS | {"Runs._finish", "Runs.enter", "Beats.forget_old"},
+    "lines": BREAKERS | {"Runs._finish", "Runs.enter", "Beats.forget_old", "Runs._begin", "DeadJobs.replay"},
     "not_before": HELD_BACK,
     "not_before_count": HELD_BACK,
     "queue_wait": frozenset(("Runs._begin",)),

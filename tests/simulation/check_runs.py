@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from celery_lifecycle.model import ALARM, HOOK_PREFIX, START, InFlight, ObjectRef, ObjectState
 from tests.simulation.check_breaker import BreakerChecks
 from tests.simulation.check_chains import ChainChecks
+from tests.simulation.check_dead import DeadChecks
 from tests.simulation.check_delays import DelayChecks
+from tests.simulation.check_holds import HoldChecks
 from tests.simulation.facts import FENCES, STRIKES, Body, Facts, Thing
 
 if TYPE_CHECKING:
@@ -25,11 +27,16 @@ def deaths_of(state: ObjectState, flight: InFlight) -> int:
 class RunChecks:
     """Links and bodies."""
 
-    def __init__(self, facts: Facts, chains: ChainChecks, breaker: BreakerChecks, delays: DelayChecks) -> None:
+    def __init__(
+        self, facts: Facts, chains: ChainChecks, breaker: BreakerChecks, delays: DelayChecks, holds: HoldChecks,
+        dead_jobs: DeadChecks,
+    ) -> None:  # fmt: skip
         self.facts = facts
         self.delays = delays
         self.chains = chains
         self.breaker = breaker
+        self.holds = holds
+        self.dead_jobs = dead_jobs
         self.calls: Counter[Any] = Counter()
         self.hook_calls: Counter[Any] = Counter()
         self.hooks_begun: Counter[Any] = Counter()
@@ -62,7 +69,7 @@ class RunChecks:
         flight = new.in_flight if new is not None else None
         if new is None or flight is None or new.token is None:
             return
-        self.facts.begun[flight.task_id, worker.pid] = new.token
+        self.facts.begun[flight.task_id, worker] = new.token
         if link.job.startswith(HOOK_PREFIX):
             self.hooks_begun[new.id, link.job] += 1
             if self.hooks_begun[new.id, link.job] > 1:
@@ -108,37 +115,46 @@ class RunChecks:
         if left > 0 and body.end not in ("ok", "again") and not flight.final:
             self.facts.fail("only a clean end clears strikes", f"{flight.job} of {old.ref}: {body.end}")
         clean = body.end in ("ok", "again") and job is not None and job.version == flight.version
+        works = body.end == "again" and self.holds.has_work(old.id, flight.job)
+        if clean and job is not None and job.strikes and (works or job.strikes > body.strikes):
+            clean = False  # what it has handed off goes on, or has died meanwhile
+            self.facts.stats["not clean"] += 1
+            if kept is not None and kept.strikes < job.strikes:
+                self.facts.fail("an end is not clean before what was handed off has ended", f"{kept.id} of {old.ref}")
         if clean and kept is not None and (kept.strikes or kept.suspect_on or kept.not_before_ms):
             self.facts.fail("a clean end clears strikes and suspicion", f"{kept.id} of {old.ref}")
         if body.end == "ok":
-            self.breaker.acquit(old, flight)
+            if clean or job is None or job.version != flight.version:
+                self.breaker.acquit(old, flight)
             if job is not None and job.version == flight.version:
                 self.completed.add((old.id, flight.job, flight.version))
-        if body.end == "again" and kept is not None and kept.not_before_ms is None:
+        if clean and body.end == "again" and kept is not None and kept.not_before_ms is None:
             self.breaker.acquit(old, flight)
 
     def body_begins(self, child: Child, ctx: Any, payload: Any) -> dict[str, Any]:
         header: dict[str, Any] = child.header or {}
         request: Any = child.request
-        key = (request.id, child.pid)
-        token = self.facts.begun.get(key, "?")
+        token = self.facts.begun.get((request.id, child.runner.worker), "?")
         job, ref = header["job"], header["name"]
         thing = self.facts.things.get(header["object"])
         flight = thing.state.in_flight if thing is not None and thing.state.token == token else None
         if ctx is not None:
             version, line = ctx.job.version, ctx.job.line
+            attempt, strikes = ctx.attempt, ctx.job.strikes
         else:
             version, line = (flight.version, flight.line) if flight is not None else (0, job)
+            attempt = strikes = 0
         script = payload["s"]
         number = (ref, job, payload.get("n", 0))
         act = script[min(self.calls[number], len(script) - 1)]
         self.calls[number] += 1
         body = Body(
             header["object"], ref, job, version, line, token, request.id, header["position"], child, self.facts.world.now,
-            act=act,
+            act=act, attempt=attempt, strikes=strikes,
         )  # fmt: skip
         self.facts.world.say(f"body of {ref}#{job} v{version} begins, token {token[:6]}: {act}")
         self.facts.stats["bodies"] += 1
+        self.dead_jobs.body_begins(body, ctx.job.owner if ctx is not None else "")
         for other in self.facts.active.values():
             if other.ref == ref and other.process is not child:
                 self._check_overlap(body, other)
@@ -160,7 +176,7 @@ class RunChecks:
             held = self.facts.simulation.holds.get(body.object_id, 0) > ended
             self.delays.attempt_begins(retried, held or self.breaker.blocked_since(child, ended))
         self.facts.bodies.append(body)
-        self.facts.active[child.pid] = body
+        self.facts.active[child] = body
         return dict(act)
 
     def _check_started(self, child: Any, ref: str, token: str, job: str) -> None:
@@ -193,7 +209,7 @@ class RunChecks:
         self.facts.stats["fenced overlaps"] += 1
 
     def body_ends(self, child: Any, end: str) -> None:
-        body = self.facts.active.pop(child.pid, None)
+        body = self.facts.active.pop(child, None)
         if body is None:
             return
         body.ended, body.end = self.facts.world.now, end
@@ -202,7 +218,7 @@ class RunChecks:
 
     def alarm_begins(self, child: Any, ref: ObjectRef, info: Any) -> None:
         header = child.header
-        token = self.facts.begun.get((child.request.id, child.pid), "?")
+        token = self.facts.begun.get((child.request.id, child.runner.worker), "?")
         body = Body(
             header["object"], str(ref), ALARM, 0, ALARM, token, child.request.id, header["position"], child,
             self.facts.world.now,
@@ -214,10 +230,10 @@ class RunChecks:
             self.facts.fail("on_alarm comes after all that was due", f"{ref}")
         self._check_started(child, str(ref), token, ALARM)
         self.facts.stats["alarms"] += 1
-        self.facts.active[child.pid] = body
+        self.facts.active[child] = body
 
     def alarm_ends(self, child: Any) -> None:
-        self.facts.active.pop(child.pid, None)
+        self.facts.active.pop(child, None)
 
     def hooked(self, ref: ObjectRef, which: str) -> int:
         key = (str(ref), which)
@@ -225,7 +241,7 @@ class RunChecks:
         self.facts.world.say(f"{which} of {ref}")
         if which == "on_start":
             child: Any = self.facts.world.process
-            token = self.facts.begun.get((child.request.id, child.pid), "?")
+            token = self.facts.begun.get((child.request.id, child.runner.worker), "?")
             if (token, child.name) in self.started:
                 self.facts.fail("on_start is called once for a run in each process", f"{ref} in {child.name}")
             self.started.add((token, child.name))

@@ -11,12 +11,17 @@ from celery_lifecycle.store.sql import JOB_COLUMNS, OBJECT_COLUMNS
 from tests.simulation.calls import Call
 from tests.simulation.check_breaker import BreakerChecks
 from tests.simulation.check_chains import ChainChecks
+from tests.simulation.check_dead import DeadChecks
 from tests.simulation.check_delays import DelayChecks
+from tests.simulation.check_holds import HoldChecks
 from tests.simulation.check_jobs import JobChecks
 from tests.simulation.check_lateness import Lateness
+from tests.simulation.check_lines import LineChecks
 from tests.simulation.check_objects import ObjectChecks
+from tests.simulation.check_pushes import PushChecks
 from tests.simulation.check_refusals import RefusalChecks
 from tests.simulation.check_runs import RunChecks
+from tests.simulation.check_storage import StorageChecks
 from tests.simulation.database import PREFIX, shared
 from tests.simulation.facts import FENCES, Changes, Facts, Thing
 
@@ -50,7 +55,13 @@ class Checker:
         self.chains = ChainChecks(self.facts)
         self.breaker = BreakerChecks(self.facts)
         self.delays = DelayChecks(self.facts)
-        self.runs = RunChecks(self.facts, self.chains, self.breaker, self.delays)
+        self.holds = HoldChecks(self.facts, self.breaker)
+        self.lines = LineChecks(self.facts, self.breaker)
+        self.dead_jobs = DeadChecks(self.facts, self.lines)
+        self.storage = StorageChecks(self.facts)
+        self.pushes = PushChecks(self.facts)
+        self.others = (self.holds, self.lines, self.dead_jobs, self.storage, self.pushes)
+        self.runs = RunChecks(self.facts, self.chains, self.breaker, self.delays, self.holds, self.dead_jobs)
         self.lateness = Lateness(self.facts)
         self.jobs = JobChecks(self.facts, self.breaker)
         self.objects = ObjectChecks(self.facts)
@@ -105,6 +116,9 @@ class Checker:
             self.facts.fail("no job without its object", f"{label} left jobs of objects {sorted(orphans)}")
         self.rows, self.job_rows = rows, job_rows
         self.dead += dead
+        self.facts.buried += dead
+        for one in self.others:
+            one.committed(label, args)
         if changed or touched:
             self.last_change = self.facts.world.now
         return changes
@@ -142,6 +156,7 @@ class Checker:
         if after is not None:
             self._check_wake(label, before, after, row)
             self._check_versions(label, before, after)
+            self.breaker.check_marks(label, after)
         if old is not None and old.token is not None and (new is None or new.token != old.token):
             self.facts.ended.setdefault(old.token, label)
         if new is not None and new.token is not None and new.token in self.facts.ended:
@@ -162,12 +177,14 @@ class Checker:
         self.delays.buried(label, before, dead)
         self.jobs.check(call, before, after, dead)
         self.objects.check(call, old, new)
+        for one in self.others:
+            one.changed(label, args, before, after, dead)
         phases = (old.phase.name if old else NOTHING, new.phase.name if new else NOTHING)
         if phases[0] != phases[1]:
             self.moves.add((*phases, verb_of(label)))
         if label == "Runs.enter" and old is not None:
             self.breaker.line_deaths.pop((old.id, START, START), None)
-        if label in ("Objects.destroy", "Objects.resume", "DeadJobs.replay"):
+        if label in ("Objects.destroy", "Objects.resume"):
             self.breaker.forgive(old or new)
         if after is not None and new is not None:
             self.chains.changed(label, old, new)
@@ -228,11 +245,11 @@ class Checker:
         if link.token is None and thing is not None and thing.state.dispatch == link.dispatch:
             self.facts.fail("a chain that ends quietly is not waited for", f"{thing.state.ref}: {result.refused.value}")
 
-    def published(self, queue: str, header: dict[str, Any]) -> None:
+    def published(self, queue: str, header: dict[str, Any], task: str) -> None:
         """A message is given to the broker."""
         self.facts.stats["messages"] += 1
         kind = header["name"].partition("/")[0]
-        if queue != self.facts.queue_of(kind):
+        if queue != self.facts.queue_of(kind, task):
             self.facts.fail("each queue has its own", f"{header['name']}#{header['job']} goes to {queue}")
         self.lateness.sent(header)
 
@@ -246,6 +263,7 @@ class Checker:
         return (
             all(self._rests(thing) for thing in self.facts.things.values())
             and not self.facts.simulation.broker.on_its_way
+            and self.holds.is_quiet()
         )
 
     def _rests(self, thing: Thing) -> bool:
@@ -266,6 +284,8 @@ class Checker:
         for thing in late:
             told = f"{thing.state.ref} {thing.state.phase.name} with {sorted(thing.jobs)}"
             self.facts.fail("once faults stop, what is due is run", told)
+        for one in self.others:
+            one.at_end()
         for death in self.facts.deaths.values():
             drained = death.draining or death.worker.draining_stored
             uncounted = not (death.counted or drained or death.killed_by or death.job.startswith(HOOK_PREFIX))

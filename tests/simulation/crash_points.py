@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.simulation.bodies import Bodies
 from tests.simulation.calls import Call
 from tests.simulation.checks import verb_of
 from tests.simulation.engine import Killed, Process
@@ -15,7 +16,7 @@ FIRST, SECOND = 0, 1
 JOB = {"at": 1000, "do": "push", "on": "plain/a", "id": "j", "n": "j", "script": [{"ms": 100}]}
 LONG = {**JOB, "script": [{"ms": 12_000}]}
 LATER = {**JOB, "delay": 1}
-TWO = {"at": 1000, "do": "push_many", "on": "plain/a", "ids": ["a", "b"], "script": [{"ms": 100}]}
+TWO = {"at": 1000, "do": "push_many", "on": "plain/a", "ids": [["a", None], ["b", None]], "script": [{"ms": 100}]}
 FULL = {**JOB, "on": "full/f"}
 HUNG = {**JOB, "task": "single", "script": [{"ms": 60_000}, {"ms": 100}]}
 FAILS = {**JOB, "script": [{"end": "fail"}], "retry": [2, 0.1, 0.1]}
@@ -149,13 +150,28 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
+class TimedBodies(Bodies):
+    """Remembers when each job, or hook of an object, began last."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation)
+        self.began: dict[str, int] = {}
+
+    def _play(self, ctx: Any, job: Any, payload: Any, handle: Any) -> Any:
+        self.began[str(payload["n"])] = self.simulation.world.now
+        return super()._play(ctx, job, payload, handle)
+
+    def _hooked(self, ref: Any, which: str, script: Any) -> Any:
+        self.began[which] = self.simulation.world.now
+        return super()._hooked(ref, which, script)
+
+
 class CrashWorld(Simulation):
     """A simulation that remembers when code began, when a process crashed, and after which commits one could have."""
 
     def __init__(self, plan: Plan, trace: bool = False) -> None:
         super().__init__(plan, trace)
-        self.began: dict[str, int] = {}
-        """When each job, or hook of an object, began last."""
+        self.bodies: TimedBodies = TimedBodies(self)
         self.crashes: list[int] = []
         self.commits: set[tuple[str, str]] = set()
         """Who has changed an object or a job, and by which verb."""
@@ -186,11 +202,3 @@ class CrashWorld(Simulation):
         super().committed(call)
         if before != (self.checker.rows, self.checker.job_rows) and self.world.process is not None:
             self.commits.add((self.world.process.role, verb_of(call.label)))
-
-    def _play(self, ctx: Any, job: Any, payload: Any, handle: Any) -> Any:
-        self.began[str(payload["n"])] = self.world.now
-        return super()._play(ctx, job, payload, handle)
-
-    def _hooked(self, ref: Any, which: str, script: Any) -> Any:
-        self.began[which] = self.world.now
-        return super()._hooked(ref, which, script)

@@ -22,22 +22,27 @@ class Process:
     Attributes:
         role: `beat`, `worker` (a worker's parent), `child` or `client`.
         offset: how far (ms) its own clock is ahead of the database's.
+        pid: as its own machine or container counts; others have processes of the same number.
         lifecycle: its own `Lifecycle`.
         life: for workers and their children, the worker's `_Life`.
+        holding: what it holds, and renews in a thread of its own.
     """
 
-    def __init__(self, world: World, role: str, name: str, parent: Process | None = None) -> None:
+    def __init__(
+        self, world: World, role: str, name: str, parent: Process | None = None, pid: int | None = None
+    ) -> None:
         self.world = world
         self.role = role
         self.name = name
         self.parent = parent
-        self.pid = world.next_pid()
+        self.pid = world.next_pid() if pid is None else pid
         self.alive = True
         self.stalled_until = 0
         self.cut_until = 0
         self.offset = world.draw(f"offset:{name}", 20_000) - 10_000
         self.lifecycle: Any = parent.lifecycle if parent is not None else None
         self.life: Any = parent.life if parent is not None else None
+        self.holding: Any = None
         self.actors: list[Actor] = []
         self.on_death: Callable[[], None] | None = None
         world.processes.append(self)
@@ -71,11 +76,12 @@ class Process:
 class Actor:
     """One thread of control of a process."""
 
-    __slots__ = ("epoch", "glet", "process")
+    __slots__ = ("epoch", "glet", "is_late", "process")
 
     def __init__(self, process: Process, body: Callable[[], None]) -> None:
         self.process = process
         self.epoch = 0
+        self.is_late = False
         self.glet = greenlet(lambda: self._run(body), parent=process.world.hub)
 
     def _run(self, body: Callable[[], None]) -> None:
@@ -132,10 +138,6 @@ class World:
         self._pids += 1
         return self._pids
 
-    def process_of(self, pid: int) -> Process | None:
-        index = pid - self.processes[0].pid
-        return self.processes[index] if 0 <= index < len(self.processes) else None
-
     # --- events
 
     def at(self, when: int, what: Any) -> None:
@@ -169,8 +171,10 @@ class World:
         if actor.epoch != epoch or not process.alive:
             return
         if process.stalled_until > self.now:
+            actor.is_late = True
             self.at(process.stalled_until, actor)
             return
+        actor.is_late = False
         actor.epoch += 1
         self.current = actor
         self.on_switch(process)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery_lifecycle.model import HOOK_PREFIX, Job, ObjectState
+from celery_lifecycle.transitions.run import Worker
 from tests.simulation.engine import EPOCH
 from tests.simulation.times import Times
 
@@ -56,6 +57,9 @@ class Body:
     ended: int | None = None
     end: str = ""
     act: dict[str, Any] = field(default_factory=dict)
+    attempt: int = 0
+    strikes: int = 0
+    writes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -88,10 +92,15 @@ class Facts:
         self.ended: dict[str, str] = {}
         """By which verb each run was ended, by its token."""
         self.bodies: list[Body] = []
-        self.active: dict[int, Body] = {}
-        self.begun: dict[tuple[str, int], str] = {}
+        self.active: dict[Any, Body] = {}
+        """The body that each process runs."""
+        self.begun: dict[tuple[str, Worker], str] = {}
         """The token under which a task id began in a process."""
         self.deaths: dict[str, Death] = {}
+        self.sealed_lines: set[str] = set()
+        """Lines over several objects of which nothing may begin."""
+        self.buried: list[tuple[Any, ...]] = []
+        """Dead jobs that nobody has looked at yet."""
         self.stats: Counter[str] = Counter()
 
     def fail(self, invariant: str, told: str) -> None:
@@ -105,9 +114,17 @@ class Facts:
     def now(self) -> int:
         return EPOCH + self.world.now
 
-    def queue_of(self, kind: str) -> str:
-        """Where the messages of a kind of objects go (`application`)."""
-        return "side" if kind == "side" else "celery"
+    def queue_of(self, kind: str, task: str = "") -> str:
+        """Where the messages of a task, or of a kind of objects, go (`application`)."""
+        return "side" if kind == "side" or task == "plain.aside" else "celery"
+
+    def process_of(self, state: ObjectState) -> Any:
+        """The process that runs what is in flight, dead or alive."""
+        for process in reversed(self.world.processes):
+            mine = process.role == "child" and (process.life.instance, process.pid) == (state.worker, state.worker_pid)
+            if mine:
+                return process
+        return None
 
     def effective(self, state: ObjectState, job: Job) -> int:
         due = max(job.due_ms, job.not_before_ms or 0)

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 
+from tests.simulation import mutants_of_features
 from tests.simulation.mutants_guards import GUARDS, GUARDS_CAUGHT_BY
 from tests.simulation.mutants_timing import TIMING, TIMING_CAUGHT_BY
 from tests.simulation.mutation import PACKAGE as P
@@ -326,17 +327,18 @@ MUTANTS = (
     one("a suspect stays one", RUN, "acquitted", "suspect_on=None", "suspect_on=job.suspect_on"),
     *GUARDS,
     *TIMING,
+    *mutants_of_features.MUTANTS,
 )
 
 CAUGHT_BY: dict[str, int] = {
-    "begin without token": 87,
+    "begin without token": 35,
     "begin without step": 145,
     "begin runs what is not due": 3,
-    "begin ignores the object's not_before": 275,
+    "begin ignores the object's not_before": 1113,
     "open beside a run whose lease is over": 1205,
     "open beside any run": 4,
     "open with nothing due": 195,
-    "open of a paused object": 191,
+    "open of a paused object": 482,
     "a refused chain leaves its dispatch": 14,
     "begin forgets that it has begun": 5,
     "finish without token": 65,
@@ -344,7 +346,7 @@ CAUGHT_BY: dict[str, int] = {
     "finish without token and task id": 17,
     "finish without version": 4,
     "an attempt without guard": 161,
-    "an attempt does not look again": 137,
+    "an attempt does not look again": 197,
     "a begin that may be committed is given up": 5,
     "a begin found out too late goes on": 5,
     "a finish is given up in an outage": 4,
@@ -354,7 +356,7 @@ CAUGHT_BY: dict[str, int] = {
     "revive with nothing due": 1,
     "revive from the first link": 6,
     "revive under a new token": 6,
-    "no release": 42,
+    "no release": 6,
     "release of another dispatch": 35,
     "patience does not double": 3,
     "patience ignores the queue": 13,
@@ -381,11 +383,11 @@ CAUGHT_BY: dict[str, int] = {
     "no renewal": 3,
     "a renewal that skipped a row waits for the next one": 401,
     "renewal for a task that no longer runs": 35,
-    "rescue of a run whose lease lives": 3,
+    "rescue of a run whose lease lives": 5,
     "an end by another process": 419,
     "an end of whatever is in flight": 33,
     "a drained worker is struck": 9,
-    "a death while draining is struck": 45,
+    "a death while draining is struck": 177,
     "a hung job is stopped before it is written": 21,
     "no strike": 3,
     "a struck job does not wait": 3,
@@ -413,6 +415,7 @@ CAUGHT_BY: dict[str, int] = {
     "a suspect stays one": 8,
     **GUARDS_CAUGHT_BY,
     **TIMING_CAUGHT_BY,
+    **mutants_of_features.CAUGHT_BY,
 }
 """A seed that catches each."""
 

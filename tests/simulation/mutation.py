@@ -14,7 +14,7 @@ from typing import Any
 
 from celery_lifecycle.errors import LifecycleError
 from tests.simulation.facts import Violation
-from tests.simulation.profiles import PROFILES, plan_of
+from tests.simulation.profiles import plan_of, profile_of
 from tests.simulation.story import play
 
 PACKAGE = "celery_lifecycle"
@@ -104,9 +104,8 @@ def catches(mutant: Mutant, seed: int) -> Exception | None:
 
 def seed_for(mutant: Mutant, seeds: Iterable[int]) -> tuple[int, Exception] | None:
     """The first seed that catches it, of those whose profile can."""
-    names = list(PROFILES)
     for seed in seeds:
-        if mutant.profiles and names[seed % len(names)] not in mutant.profiles:
+        if mutant.profiles and profile_of(seed) not in mutant.profiles:
             continue
         error = catches(mutant, seed)
         # Anything else is a mutant that does not even run.

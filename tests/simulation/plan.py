@@ -22,6 +22,8 @@ class Plan:
         horizon: when faults stop (ms). How long everything may take from there is said by `check_lateness`.
         restart: after how long a dead process comes back. poll: how often (ms) beat looks.
         bound: how late (ms) a run may begin in this plan; 0: no promise.
+        unknown: tasks that a worker does not know until a time: `[task, worker, until]`.
+        spoilt: objects whose message can't be made (`encode`), or that no broker takes (`refuse`): `[object, how, until]`.
         served: queues that must be empty by the horizon, whatever happens to others.
     """
 
@@ -39,6 +41,7 @@ class Plan:
     hooks: dict[str, list[str]] = field(default_factory=dict)
     queues: list[list[str]] = field(default_factory=list)
     unknown: list[Any] = field(default_factory=list)
+    spoilt: list[Any] = field(default_factory=list)
     bound: int = 0
     served: list[str] = field(default_factory=list)
 
@@ -63,12 +66,13 @@ class Plan:
 class Faults:
     """What fails at its n-th occasion."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, played: Counter[str]) -> None:
         self._at: dict[str, dict[int, Any]] = {}
         for kind, number, extra in plan.faults:
             self._at.setdefault(kind, {})[number] = extra
         self._seen: Counter[str] = Counter()
         self._stopped = False
+        self._played = played
 
     def hits(self, kind: str) -> Any:
         """None, or what is to be known of the fault that strikes this occasion."""
@@ -77,7 +81,10 @@ class Faults:
             return None
         number = self._seen[kind]
         self._seen[kind] += 1
-        return here.get(number)
+        found = here.get(number)
+        if found is not None:
+            self._played[f"fault {kind}"] += 1
+        return found
 
     def stop(self) -> None:
         self._stopped = True

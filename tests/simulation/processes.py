@@ -6,10 +6,12 @@ import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from celery._state import _task_stack
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker.request import Request
 
+import celery_lifecycle.task
 import celery_lifecycle.worker
 from celery_lifecycle import Lifecycle
 from celery_lifecycle.life import Life
@@ -17,18 +19,19 @@ from celery_lifecycle.link import header_in
 from celery_lifecycle.model import Why
 from celery_lifecycle.runner import Runner
 from celery_lifecycle.store import Store
-from celery_lifecycle.task import classify
 from celery_lifecycle.transitions.run import Worker
 from celery_lifecycle.worker import LifecycleRequest, Renewer
 from tests.simulation import application
 from tests.simulation.broker import SimSender
 from tests.simulation.database import draining_on_record, lost_on_record
 from tests.simulation.engine import Event, Process
+from tests.simulation.errands import ErrandRequest, is_errand, run_errand
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 QUEUES: dict[Any, str] = {}
+PARENT_PID = 1
 
 
 class SimLifecycle(Lifecycle):
@@ -69,6 +72,7 @@ class SimRequest(LifecycleRequest, Quiet):
         self._app = application.app
         self._request_dict = headers
         self._hostname = child.name
+        self._Request__payload = [[], {}, {}]
         self.id = headers["id"]
         self.worker_pid = child.pid
         self.accepted_at = child.world.process_clock.of(child.worker)  # type: ignore[attr-defined]
@@ -79,11 +83,13 @@ class Child(Process):
     """A process of a worker's pool."""
 
     def __init__(self, worker: WorkerProcess) -> None:
-        super().__init__(worker.world, "child", f"{worker.name}/{worker.next_child()}", worker)
+        number = worker.next_child()
+        # Each worker counts its processes in a container of its own: those of another one, or life, have the same numbers.
+        super().__init__(worker.world, "child", f"{worker.name}/{number}", worker, pid=PARENT_PID + number)
         self.worker = worker
-        self.request: SimRequest | None = None
+        self.request: SimRequest | ErrandRequest | None = None
         self.header: dict[str, Any] | None = None
-        self.runner = Runner(self.lifecycle, Worker(self.life.instance, self.pid), classify)
+        self.runner = Runner(self.lifecycle, Worker(self.life.instance, self.pid), celery_lifecycle.task.classify)
         self.on_death = lambda: worker.lost(self)
 
 
@@ -91,7 +97,7 @@ class WorkerProcess(Process):
     """One life of one worker: its parent process, with a pool of children."""
 
     def __init__(self, simulation: Simulation, index: int, number: int) -> None:
-        super().__init__(simulation.world, "worker", f"worker{index}.{number}")
+        super().__init__(simulation.world, "worker", f"worker{index}.{number}", pid=PARENT_PID)
         self.simulation = simulation
         self.index = index
         self.lifecycle = simulation.lifecycle()
@@ -121,7 +127,7 @@ class WorkerProcess(Process):
         self.free.append(child)
 
     def links(self) -> list[tuple[Any, dict[str, Any]]]:
-        return [(child.request, child.header) for child in self.children if child.request is not None]  # type: ignore[misc]
+        return [(child.request, child.header) for child in self.children if child.header is not None]  # type: ignore[misc]
 
     def offer(self) -> None:
         """Take messages for the processes that are free."""
@@ -134,7 +140,11 @@ class WorkerProcess(Process):
     def _handle(self, text: str) -> None:
         simulation = self.simulation
         headers, body = json.loads(text)
-        if headers["id"] in simulation.revoked:
+        if is_errand(headers):
+            child = self.free.pop(0)
+            child.request = ErrandRequest(headers, child)
+            child.start(lambda: self._errand(child, headers, body))
+        elif headers["id"] in simulation.revoked:
             self.start(lambda: celery_lifecycle.worker._skip(application.app, headers, headers["task"], Why.REVOKED))
         elif headers["task"] not in application.app.tasks or headers["task"] in simulation.unknown_tasks(self):
             name = headers["task"]
@@ -145,6 +155,7 @@ class WorkerProcess(Process):
             child.request = SimRequest(headers, child)
             child.start(lambda: self._run(child, headers, body))
             limit = getattr(application.app.tasks[headers["task"]], "time_limit", None)
+            limit = (headers.get("timelimit") or [limit])[0] or limit
             if limit:
                 request = child.request
                 self.world.at(self.world.now + round(limit * 1000), lambda: self._limit(child, request))
@@ -157,6 +168,7 @@ class WorkerProcess(Process):
             root_id=headers.get("root_id"), parent_id=headers.get("parent_id"),
         )  # fmt: skip
         task.request_stack.push(context)
+        _task_stack.push(task)
         try:
             task()
             self.simulation.step("carry")
@@ -167,7 +179,15 @@ class WorkerProcess(Process):
         except Exception as error:
             self.simulation.failed(error)
         finally:
+            _task_stack.pop()
             task.request_stack.pop()
+        self._done(child)
+
+    def _errand(self, child: Child, headers: dict[str, Any], body: Any) -> None:
+        run_errand(self.simulation, headers, body)
+        self._done(child)
+
+    def _done(self, child: Child) -> None:
         child.request = child.header = None
         if child.alive:
             self.free.append(child)
@@ -177,15 +197,19 @@ class WorkerProcess(Process):
 
     def _limit(self, child: Child, request: SimRequest) -> None:
         """A hard time limit: the parent records it and kills the process."""
-        if not self.alive or not child.alive or child.request is not request:
-            return
-        child.killed_by = "limit"  # type: ignore[attr-defined]
 
-        def tell() -> None:
+        def stop() -> None:
+            if not child.alive or child.request is not request:
+                return
+            child.killed_by = "limit"  # type: ignore[attr-defined]
+            # Celery tells of the limit before it kills.
             request.on_failure(SimpleNamespace(exception=TimeLimitExceeded(20)))
+            if child.request is request:
+                child.kill()
+            child.killed_by = None  # type: ignore[attr-defined]
 
-        # Celery tells of the limit before it kills.
-        self.start(lambda: (tell(), child.kill()))  # type: ignore[arg-type,func-returns-value]
+        if self.alive:
+            self.start(stop)
 
     def lost(self, child: Child) -> None:
         """A child has died: the parent notices soon, and hires another one."""
@@ -276,7 +300,7 @@ class Machine:
         return SimpleNamespace(nodename="simulated")
 
 
-class Counter:
+class KernelCounter:
     """The kernel's count of processes killed for memory: moved or not, as the seed says."""
 
     def __init__(self, simulation: Simulation) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.simulation.features import bulk, holds, limits, lines, strangers, twins, values
 from tests.simulation.plan import Plan
 from tests.simulation.situations import (
     late_hooks,
@@ -14,27 +15,8 @@ from tests.simulation.situations import (
     taken_out,
     unknown_links,
 )
-from tests.simulation.writer import Writer
-
-
-def ordinary(writer: Writer) -> None:
-    """The shape of the deployment and a few of its settings."""
-    plan = writer.plan
-    plan.beats = writer.pick(1, 1, 2)
-    plan.workers = writer.pick(1, 1, 2)
-    plan.slots = writer.pick(1, 2, 3)
-    plan.restart = writer.pick(500, 2000, 10_000)
-    plan.poll = writer.pick(50, 200, 1000)
-    plan.settings = {"chain_length": writer.pick(2, 3, 50), "dispatch_window": writer.pick(1, 3, 1000, 1000)}
-    # Batches that small are always full, so that beat claims one before it has sent the one before.
-    plan.settings["claim_batch"] = 1 if plan.settings["chain_length"] == 3 else 1000
-    every = ["plain/a", "plain/b", "full/f", "full/g", "side/s"]
-    writer.random.shuffle(every)
-    writer.names = every[: writer.within(1, 3)]
-
-
-GENTLE = ("cancel", "cancel", "reschedule", "pause", "rearm", "alarm", "delete_alarm", "store")
-ROUGH = (*GENTLE, "resume", "destroy", "destroy", "disable", "replay")
+from tests.simulation.steps import steps
+from tests.simulation.writer import GENTLE, ROUGH, Writer, ordinary
 
 
 def calm(writer: Writer) -> None:
@@ -102,6 +84,8 @@ def deaths(writer: Writer) -> None:
         writer.some_faults("double", writer.within(1, 4), 14, lambda: writer.pick(0, 5, 500, 30_000))
     if writer.flip(0.3):
         taken_out(writer)
+    if writer.flip(0.5):
+        writer.some_faults("crash worker", writer.within(1, 2), 30)
 
 
 def outages(writer: Writer) -> None:
@@ -408,16 +392,23 @@ def chaos(writer: Writer) -> None:
     writer.plan.horizon, writer.plan.bound = 200_000, 0
 
 
-PROFILES: dict[str, Callable[[Writer], None]] = {
-    one.__name__: one
-    for one in (calm, messages, switches, deaths, outages, returns, broker, doomed, suspects, deploys, windows, chaos)
-}
+FAULTS = (calm, messages, switches, deaths, outages, returns, broker, doomed, suspects, deploys, windows, chaos)
+FEATURES = (holds, steps, lines, strangers, steps, values, limits, twins, bulk)
+PROFILES: dict[str, Callable[[Writer], None]] = {one.__name__: one for one in (*FAULTS, *FEATURES)}
+
+
+def profile_of(seed: int) -> str:
+    """The profiles take turns: three rounds of faults, then as many turns for the features."""
+    count = len(FAULTS)
+    turn, place = divmod(seed, count)
+    if turn % 4 < 3:
+        return FAULTS[place].__name__
+    return FEATURES[(turn // 4 * count + place) % len(FEATURES)].__name__
 
 
 def plan_of(seed: int, profile: str | None = None) -> Plan:
-    """The plan of a seed; the profiles take turns."""
-    names = list(PROFILES)
-    profile = profile or names[seed % len(names)]
+    """The plan of a seed."""
+    profile = profile or profile_of(seed)
     writer = Writer(seed, profile)
     PROFILES[profile](writer)
     writer.plan.events.sort(key=lambda event: event["at"])

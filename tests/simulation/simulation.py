@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from celery.exceptions import Retry
+import celery.canvas
 
 import celery_lifecycle.beat
+import celery_lifecycle.dispatch
 import celery_lifecycle.events
+import celery_lifecycle.holds
 import celery_lifecycle.life
 import celery_lifecycle.lifecycle
 import celery_lifecycle.memory
@@ -22,25 +25,29 @@ import celery_lifecycle.queue
 import celery_lifecycle.runner
 import celery_lifecycle.store
 import celery_lifecycle.store.ends
+import celery_lifecycle.store.holds
 import celery_lifecycle.store.jobs
 import celery_lifecycle.store.unit
 import celery_lifecycle.task
+import celery_lifecycle.tracked
 import celery_lifecycle.window
 import celery_lifecycle.worker
-from celery_lifecycle import YIELD, Reschedule, deployment
+from celery_lifecycle import deployment
 from celery_lifecycle.beat import LifecycleScheduler
 from celery_lifecycle.config import Config
 from celery_lifecycle.errors import LifecycleError
-from celery_lifecycle.store.database import Conflict, is_outage
+from celery_lifecycle.store.database import Conflict
 from tests.simulation import application
+from tests.simulation.bodies import Bodies
 from tests.simulation.broker import Broker
 from tests.simulation.calls import Call
 from tests.simulation.checks import Checker
 from tests.simulation.clients import Clients
 from tests.simulation.database import SimDatabase, away, shared
 from tests.simulation.engine import EPOCH, Clock, Killed, Process, World
+from tests.simulation.errands import Requests, Threads, holder_of
 from tests.simulation.plan import Faults, Plan
-from tests.simulation.processes import Counter, Machine, SimLifecycle, Sleep, WorkerProcess
+from tests.simulation.processes import KernelCounter, Machine, SimLifecycle, Sleep, WorkerProcess
 
 ROUTES: dict[Any, Any] = {}
 NEVER = 1 << 50
@@ -54,11 +61,14 @@ class Simulation:
         self.plan = plan
         self.world = World(plan.seed, trace)
         self.config: Config = plan.config()
-        self.faults = Faults(plan)
+        self.played: Counter[str] = Counter()
+        """How often each thing that can happen has happened."""
+        self.faults = Faults(plan, self.played)
         self.routes = ROUTES
         self.broker = Broker(self)
         self.checker = Checker(self)
         self.clients = Clients(self)
+        self.bodies = Bodies(self)
         self.beats: dict[int, Process] = {}
         self.schedulers: list[Any] = []
         self.workers: dict[int, WorkerProcess] = {}
@@ -70,7 +80,6 @@ class Simulation:
         self._lives = 0
         self.world.process_clock = Clock(self.world)  # type: ignore[attr-defined]
         self.world.on_switch = self._switched
-        self.errors: list[str] = []
 
     # --- making and ending
 
@@ -87,6 +96,7 @@ class Simulation:
             application.app.lifecycle = process.lifecycle
         if process.life is not None:
             celery_lifecycle.life._life = process.life
+        celery_lifecycle.holds._renewer = holder_of(process)
 
     @contextlib.contextmanager
     def _installed(self) -> Iterator[None]:
@@ -102,14 +112,16 @@ class Simulation:
         p = celery_lifecycle
         patches = [
             (p.beat, "time", clock), (p.beat, "os", machine), (p.beat, "uuid", uuid),
-            (p.window, "time", clock), (p.life, "OomCounter", lambda: Counter(self)),
+            (p.window, "time", clock), (p.dispatch, "time", clock), (p.life, "OomCounter", lambda: KernelCounter(self)),
             (p.runner, "time", clock), (p.outcome, "random", random),
             (p.worker, "time", clock), (p.worker, "os", machine), (p.worker, "_renewers", []),
             (p.worker, "running_links", self._running_links), (p.life, "_life", None),
+            (p.holds, "threading", Threads(self)), (p.holds, "_renewer", None), (p.holds, "uuid", uuid),
+            (p.tracked, "worker_state", Requests(self)), (p.store.holds, "random", random),
             (p.store.ends, "random", random), (p.store.unit, "secrets", secrets), (p.store.jobs, "uuid", uuid),
             (p.store, "Database", SimDatabase),
             (p.task, "forward_chain", lambda app, chain, root, parent: self.forward(list(chain))),
-            (p.task, "uuid", lambda: world.digits("task", 32)),
+            (p.task, "uuid", lambda: world.digits("task", 32)), (celery.canvas, "uuid", lambda: world.digits("task", 32)),
             (p.events, "unexpected", self._unexpected), (p.memory, "gc", SimpleNamespace(collect=lambda: 0)),
         ]  # fmt: skip
         with contextlib.ExitStack() as stack:
@@ -165,6 +177,9 @@ class Simulation:
         self.away_until, self.broker.away_until = min(self.away_until, now), min(self.broker.away_until, now)
         for process in list(self.world.processes):
             process.stalled_until, process.cut_until = min(process.stalled_until, now), min(process.cut_until, now)
+            for actor in process.actors:
+                if actor.is_late:  # what it has waited for is over
+                    self.world.at(now, actor)
         for index in range(max(1, self.plan.beats)):
             if index not in self.beats or not self.beats[index].alive:
                 self._start_beat(index)
@@ -175,6 +190,7 @@ class Simulation:
 
     def _happen(self, event: dict[str, Any]) -> None:
         what = event["do"]
+        self.played[f"event {what}"] += 1
         act = getattr(self, f"_do_{what}", None)
         if act is not None:
             act(event)
@@ -200,6 +216,8 @@ class Simulation:
         role, index = event["who"], event.get("index", 0)
         if role == "beat":
             return self.beats.get(index)
+        if role == "client":
+            return self.clients.alive.get(index)
         worker = self.workers.get(index)
         if role == "worker" or worker is None:
             return worker
@@ -215,10 +233,13 @@ class Simulation:
         victim = self._victim(event)
         if victim is None or not victim.alive:
             return
-        self.world.say(f"{victim.name} stalls for {event['for'] / 1000:g} s")
-        until = self.world.now + event["for"]
+        self._stall(victim, event["for"], event.get("all", True))
+
+    def _stall(self, victim: Process, ms: int, with_children: bool = True) -> None:
+        self.world.say(f"{victim.name} stalls for {ms / 1000:g} s")
+        until = self.world.now + ms
         victim.stalled_until = max(victim.stalled_until, until)
-        if event.get("all", True):
+        if with_children:
             for child in getattr(victim, "children", []):
                 child.stalled_until = max(child.stalled_until, until)
         if isinstance(victim, WorkerProcess):
@@ -291,6 +312,16 @@ class Simulation:
 
         self.world.at(self.world.now + self.plan.restart, restart)
 
+    def spoils(self, how: str, ref: str) -> bool:
+        """Whether the message of an object can't be sent now, by no fault of the broker."""
+        spoilt = not self.healing and any(
+            (one, why) == (ref, how) and self.world.now < until for one, why, until in self.plan.spoilt
+        )
+        if spoilt:
+            self.world.say(f"the message of {ref} can't be sent ({how})")
+            self.played[f"fault {how}"] += 1
+        return spoilt
+
     def unknown_tasks(self, worker: WorkerProcess) -> frozenset[str]:
         if self.healing:
             return frozenset()
@@ -313,11 +344,18 @@ class Simulation:
     def _crash(self, process: Process, what: str) -> None:
         if not process.alive:
             raise Killed
-        kind = f"crash {process.role}"
+        at, kind = f"{process.role} {what}", f"crash {process.role}"
+        self.played[f"step {at}"] += 1
         if self.faults.hits(kind) is not None or self.faults.hits(f"{kind} at {what}") is not None:
             self.world.say(f"crash at {what}")
+            self.played[f"crash {at}"] += 1
             process.kill()
             raise Killed
+        late = self.faults.hits(f"stall {process.role} at {what}")
+        if late is not None:
+            self.played[f"stall {at}"] += 1
+            self._stall(process.parent or process, late)
+            self.world.sleep(0)
 
     def is_away(self, process: Process) -> bool:
         return max(self.away_until, process.cut_until) > self.world.now
@@ -351,6 +389,9 @@ class Simulation:
             process.cut_until = max(process.cut_until, self.world.now + cut)
 
     def after_transaction(self, call: Call) -> None:
+        self.played[f"verb {call.label}"] += 1
+        if call.label == "Ends._end" and call.result is not None:
+            self.played[f"end {call.args[2].value}"] += 1
         self.checker.returned(call.label, call.args, call.result)
         process = self.world.process
         if process is not None:
@@ -372,85 +413,3 @@ class Simulation:
             self.world.say(f"link ends with {error!r:.100}")
             return
         raise error
-
-    # --- what jobs do
-
-    def body(self, ctx: Any) -> Any:
-        return self._play(ctx, ctx.job, ctx.payload, ctx.object)
-
-    def plain(self, task: Any, script: Any) -> Any:
-        from celery_lifecycle.deployment import current_run
-
-        run = current_run()
-        assert run is not None
-        return self._play(None, None, script, None)
-
-    def _play(self, ctx: Any, job: Any, payload: Any, handle: Any) -> Any:
-        child: Any = self.world.process
-        try:
-            act = self.checker.runs.body_begins(child, ctx, payload)
-        except Exception as error:  # which the runner would take for the job's own
-            self.world.broken = self.world.broken or error
-            raise
-        try:
-            for inner in act.get("first", ()):
-                self.clients.inside(ctx, handle, inner)
-            self.world.sleep(act.get("ms", 5))
-            for inner in act.get("then", ()):
-                self.clients.inside(ctx, handle, inner)
-            end = act.get("end", "ok")
-            if end == "die":
-                child.killed_by = None
-                self.world.say("the body kills its process")
-                child.kill()
-                raise Killed
-            if end == "lost":
-                self.world.say("the body kills its whole worker")
-                child.parent.kill()
-                raise Killed
-        except Killed:
-            raise
-        except BaseException as error:
-            self.checker.runs.body_ends(child, "outage" if is_outage(error) else "error")
-            raise
-        self.checker.runs.body_ends(child, end)
-        if end == "memory":
-            raise MemoryError
-        if end == "fail":
-            raise application.Failed("simulated")
-        if end == "retry":
-            raise Retry("later", when=act["delay"])
-        if end == "yield":
-            return YIELD
-        if end == "again":
-            return Reschedule(delay=act["delay"])
-        return None
-
-    def hook(self, ref: Any, which: str) -> Any:
-        return self._hooked(ref, which, self.plan.hooks.get(f"{ref.name} {which}", ()))
-
-    def alarm(self, ref: Any, info: Any) -> None:
-        self.checker.runs.alarm_begins(self.world.process, ref, info)
-        try:
-            self._hooked(ref, "on_alarm", self.plan.hooks.get(f"{ref.name} on_alarm", ()))
-        finally:
-            if self.world.process is not None and self.world.process.alive:
-                self.checker.runs.alarm_ends(self.world.process)
-
-    def _hooked(self, ref: Any, which: str, script: Any) -> Any:
-        count = self.checker.runs.hooked(ref, which)
-        told = (script[min(count, len(script) - 1)] if script else "ok").split()
-        end = told[0]
-        self.world.sleep(int(told[1]) if len(told) > 1 else 2)
-        child: Any = self.world.process
-        if "set" in told:
-            self.clients.inside(None, None, {"do": "alarm", "on": str(ref), "delay": 1})
-        if end == "die":
-            self.world.say(f"{which} kills its process")
-            child.kill()
-            raise Killed
-        if end == "memory":
-            raise MemoryError
-        if end == "fail":
-            raise application.Failed(f"simulated: {which}")
-        return None

@@ -141,3 +141,23 @@ class Writer:
     def some_faults(self, kind: str, count: int, below: int, extra: Callable[[], Any] | None = None) -> None:
         for _ in range(count):
             self.plan.faults.append([kind, self.within(0, below), extra() if extra else 1])
+
+
+def ordinary(writer: Writer) -> None:
+    """The shape of the deployment and a few of its settings."""
+    plan = writer.plan
+    plan.beats = writer.pick(1, 1, 2)
+    plan.workers = writer.pick(1, 1, 2)
+    plan.slots = writer.pick(1, 2, 3)
+    plan.restart = writer.pick(500, 2000, 10_000)
+    plan.poll = writer.pick(50, 200, 1000)
+    plan.settings = {"chain_length": writer.pick(2, 3, 50), "dispatch_window": writer.pick(1, 3, 1000, 1000)}
+    # Batches that small are always full, so that beat claims one before it has sent the one before.
+    plan.settings["claim_batch"] = 1 if plan.settings["chain_length"] == 3 else 1000
+    every = ["plain/a", "plain/b", "full/f", "full/g", "side/s"]
+    writer.random.shuffle(every)
+    writer.names = every[: writer.within(1, 3)]
+
+
+GENTLE = ("cancel", "cancel", "reschedule", "pause", "rearm", "alarm", "delete_alarm", "store")
+ROUGH = (*GENTLE, "resume", "destroy", "destroy", "disable", "replay")

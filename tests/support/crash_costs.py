@@ -78,3 +78,5 @@ def told_terms() -> dict[str, str]:
 ON_A_DATABASE = (
     "session-claim", "session-send", "entry-publish", "entry-record", "hold-send", "tracked-back", "tracked-lost", "holder-back",
 )  # fmt: skip
+#: The verbs after whose commit those rows lie that the simulation comes to all the same.
+AFTER_ON_A_DATABASE = {"holds.hold"}

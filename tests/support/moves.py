@@ -15,7 +15,7 @@ from typing import Any
 from celery_lifecycle.model import Cause, Link, Why
 from celery_lifecycle.store.runs import Begun
 from celery_lifecycle.timing.spec import ScheduleSpec
-from tests.support.protocol import CART, Table, links_of
+from tests.support.protocol import CART, QUEUE, TASK, Table, links_of
 
 DESIGN = (Path(__file__).parents[2] / "docs" / "design.md").read_text(encoding="utf-8")
 
@@ -66,6 +66,19 @@ def _seals(t: Table) -> int:
     t.die(link)
     [dead] = t.store.dead.list(CART)
     return dead.key
+
+
+# --- runs
+
+
+@play("OPEN", "nothing", "runs.alarm_failed")
+def _(t: Table) -> Generator[None, None, None]:
+    t.store.objects.set_alarm(CART, TASK, QUEUE, None, 0)
+    [link] = links_of(t.shipped())
+    begun = t.begin(link)
+    t.store.objects.destroy(CART)
+    yield
+    t.store.runs.alarm_failed(link, begun.token, QUEUE, TASK, "boom", "trace")
 
 
 # --- jobs
@@ -249,19 +262,6 @@ def _(t: Table) -> Generator[None, None, None]:
 
 def _hold(t: Table) -> None:
     t.store.holds.hold(CART, "alive", "key", None, {"wake": None}, 30_000)
-
-
-@play("nothing", "IDLE", "holds.hold")
-def _(t: Table) -> Generator[None, None, None]:
-    yield
-    _hold(t)
-
-
-@play("IDLE", "nothing", "holds.let_go")
-def _(t: Table) -> Generator[None, None, None]:
-    _hold(t)
-    yield
-    t.store.holds.let_go(CART, "alive", "key")
 
 
 @play("IDLE", "nothing", "holds.lost")
