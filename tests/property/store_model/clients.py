@@ -104,7 +104,7 @@ class Clients(Beside):
     def push_idempotently(self, name: str, draft: Draft, claims: bool, without_id: bool) -> None:
         self.store(name, replace(draft, id=None if without_id else draft.id, keep=not without_id), None, claims)
 
-    @action(2,
+    @action(3,
         name=names, job_id=st.sampled_from(IDS), plan=st.sampled_from(PLANS), task=often(TASK, OTHER),
         keep=st.sampled_from(["", "keep", "alike", "alike"]), exclusive=often(False, True),
     )  # fmt: skip
@@ -127,6 +127,18 @@ class Clients(Beside):
         inside = Inside(running.name, job.task, job.line)
         draft = Draft(job_id, task or job.task, delay=delay * SECOND, keep=keep and job_id is not None)
         self.store(elsewhere or running.name, draft, inside, False)
+
+    @action(
+        3, when=lambda self: self.playing and any(one.reason == "sealed" for one in self.world.dead), keep=st.booleans()
+    )
+    def a_sealed_job_is_pushed_from_inside(self, data: st.DataObject, keep: bool) -> None:
+        """It stays away, whichever object the job runs for that wants it back."""
+        dead = data.draw(st.sampled_from([one for one in self.world.dead if one.reason == "sealed"]))
+        running = data.draw(st.sampled_from(self.playing))
+        job = running.begun.job
+        if job is not None and not running.starting:
+            draft = Draft(dead.job.id, dead.job.task, dead.job.owner, keep=keep)
+            self.store(dead.name, draft, Inside(running.name, job.task, job.line), False)
 
     @action(1, many=st.lists(st.tuples(names, drafts), min_size=2, max_size=4))
     def push_many(self, many: list[tuple[str, Draft]]) -> None:

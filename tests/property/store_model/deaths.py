@@ -24,16 +24,16 @@ class Deaths(Outcomes):
     def the_newest_kills_its_process(self, place: int, again: bool) -> None:
         playing = self.take(place)
         if playing is not None:
-            self._end(playing, End.DIED)
+            self.end(playing, End.DIED)
             if again:
-                self._end(playing, End.DIED)
+                self.end(playing, End.DIED)
 
     @action(3, when=lambda self: self.playing, end=st.sampled_from(ENDS), other=st.sampled_from([0, 0, 0, 0, 1]))
     def a_process_ends(self, data: st.DataObject, end: End, other: int) -> None:
         """As seen by its own parent, or by one of another process that ran the same message."""
-        self._end(data.draw(st.sampled_from(self.playing)), end, other)
+        self.end(data.draw(st.sampled_from(self.playing)), end, other)
 
-    def _end(self, playing: Playing, end: End, other: int = 0) -> None:
+    def end(self, playing: Playing, end: End, other: int = 0) -> None:
         worker = Worker(playing.worker.instance, playing.worker.pid + other)
         ended = self.table.store.ends.end(playing.link, worker, end)
         # A parent has no token: task id, instance and pid are all that it knows.
@@ -143,6 +143,7 @@ class Deaths(Outcomes):
         if first.starting and not self.enter(first):
             return
         self.forward(LEASE // SECOND)
+        self.deliver(first.message, 1)  # the lease is over, the run is not
         self.ticked()
         self.forward(DOUBT // SECOND)
         self.ticked()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from celery_lifecycle.model import Cause
+from celery_lifecycle.store.ends import End
 from tests.property.store_model.actions import action
 from tests.property.store_model.clients import names
 from tests.property.store_model.deaths import Deaths
-from tests.property.store_model.machine import ALARM_TASK, QUEUES
+from tests.property.store_model.machine import ALARM_TASK, QUEUES, Playing
 from tests.property.store_model.model import ALIVE, Flight
 from tests.property.store_model.world import Hold
 
@@ -45,6 +46,22 @@ class Holds(Deaths):
         playing = data.draw(
             st.sampled_from(sorted(self.playing, key=lambda one: -one.begun.job.strikes if one.begun.job else 0))
         )
+        self._hand_off(playing, then)
+
+    @action(2, when=lambda self: self.messages)
+    def a_struck_job_hands_work_off(self) -> None:
+        """As long as the work goes on, looking again is no clean end: the strike stays."""
+        struck = self.take()
+        if struck is None or (struck.starting and not self.enter(struck)):
+            return
+        self.end(struck, End.DIED)
+        self.forward(61)
+        self.ticked()
+        playing = self.take() if self.messages else None
+        if playing is not None:
+            self._hand_off(playing, "goes on")
+
+    def _hand_off(self, playing: Playing, then: str) -> None:
         if self.held(playing) is None or playing.begun.job is None or playing.is_hook:
             return
         if playing.starting and not self.enter(playing):
