@@ -18,6 +18,11 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 F = TypeVar("F", bound=Callable[..., None])
 
 
+def often(usual: Any, *rare: Any, times: int = 6) -> st.SearchStrategy[Any]:
+    """One value much more often than the others."""
+    return st.sampled_from([usual] * times + list(rare))
+
+
 @dataclass(frozen=True)
 class Action:
     """A method, how often it is drawn beside the others, when it can be, and its arguments."""

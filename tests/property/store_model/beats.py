@@ -7,10 +7,10 @@ import json
 from hypothesis import strategies as st
 
 from celery_lifecycle.model import Phase
-from tests.property.store_model.actions import action
+from tests.property.store_model.actions import action, often
 from tests.property.store_model.breaker import WINDOW
 from tests.property.store_model.machine import QUEUES, Beside, Message
-from tests.property.store_model.model import BACKUP, DOUBT, SECOND, WAITING, Thing, begun_again
+from tests.property.store_model.model import BACKUP, DOUBT, PATIENCE_MAX, SECOND, WAITING, Thing, begun_again
 from tests.property.store_model.world import DAY, RETENTION, Lost
 
 
@@ -183,6 +183,17 @@ class Beats(Beside):
             self.ticked()
             if again and self.messages and self.messages[-1].shipment is not None:
                 self._release(self.messages.pop())
+
+    @action(3, when=lambda self: any(message.token for message in self.messages), releases=often(True, False, times=2))
+    def a_link_is_lost_between_two(self, releases: bool) -> None:
+        """Beat goes on with the run; if it can't send the revived chain, it takes it back."""
+        self.messages.remove(next(message for message in self.messages if message.token))
+        self.forward(PATIENCE_MAX // SECOND)
+        self.ticked()
+        revived = [message for message in self.messages if message.shipment is not None and message.token]
+        if releases and revived:
+            self.messages.remove(revived[-1])
+            self._release(revived[-1])
 
     # --- housekeeping
 

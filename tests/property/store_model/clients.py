@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
@@ -13,7 +12,7 @@ from celery_lifecycle.model import Why
 from celery_lifecycle.store.jobs import Draft as StoredDraft
 from celery_lifecycle.store.jobs import Pusher
 from celery_lifecycle.timing.spec import ScheduleSpec
-from tests.property.store_model.actions import action
+from tests.property.store_model.actions import action, often
 from tests.property.store_model.machine import ALARM_TASK, IDS, KIND, NAMES, OTHER, QUEUES, TASK, Beside
 from tests.property.store_model.model import ALARM, SECOND, Job
 from tests.property.store_model.plan import Plan, woken
@@ -25,11 +24,6 @@ PLANS = (
 )  # fmt: skip
 MOST_JOBS = 4
 """Pending at once, beside those of the ids that all rules use."""
-
-
-def often(usual: Any, *rare: Any, times: int = 6) -> st.SearchStrategy[Any]:
-    """One value much more often than the others."""
-    return st.sampled_from([usual] * times + list(rare))
 
 
 names = often("x", "y", "a", times=2)
