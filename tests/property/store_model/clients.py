@@ -377,6 +377,10 @@ class Clients(Beside):
             again.plan = again.plan.occurrence()
         thing.look(again.id)
         thing.jobs[again.id] = again
+        if (
+            not taken or old.id == ALARM
+        ):  # it begins with nothing counted; the deaths of one that took its id are not its own
+            thing.clear_deaths(old.line, old.id)
         self.world.dead.remove(dead)
         thing.sealed = bool(self.world.seals(name))
         self.saved(thing)
