@@ -578,3 +578,16 @@ def test_the_alarm_of_an_object_with_many_jobs_is_read_in_one_statement(t):
     assert t.find().wake_at == NOW
     t.store.objects.set_alarm(CART, "cart.on_alarm", QUEUE, None, 10_000_000)
     assert [one.id for one in t.shipped().jobs if one.id == ALARM] == []
+
+
+@pytest.mark.databases("mariadb")
+def test_a_claim_goes_by_its_index_however_small_the_table_is(t):
+    """Whoever sorts all that is due locks it too: another beat then found nothing."""
+    for number in range(3):
+        t.push("a", ObjectRef("cart", f"{number}"))
+    with t.store.database.transaction() as tx:
+        tx.rows("ANALYZE TABLE lifecycle_objects")
+        params = {"queue": QUEUE, "phase": 0, "now": NOW, "limit": 500}
+        [plan] = tx.rows(f"EXPLAIN {tx.sql.claimable}", params)
+    assert "lifecycle_objects_alarm_idx" in plan[5]
+    assert "filesort" not in plan[9]

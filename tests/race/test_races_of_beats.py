@@ -79,16 +79,6 @@ CHAINS: dict[str, tuple[Callable[[Table, int], None], Phase]] = {
 
 
 @SERVERS
-def test_a_claim_locks_no_more_than_it_takes_however_few_are_due(tables):
-    """MariaDB would sort all of a small table, and lock it."""
-    one, two, _ = tables
-    due(one, 3)
-    with Gate(one).holding(lambda: one.claim(limit=2)) as first:
-        second = two.claim(limit=10)
-    assert [len(claimed.shipments) for claimed in (first.result(), second)] == [2, 1]
-
-
-@SERVERS
 @pytest.mark.parametrize("name", [*CHAINS, "lost with their worker"])
 def test_claims_of_two_beats_are_disjoint_and_neither_waits_for_the_other(name, tables):
     one, two, _ = tables
