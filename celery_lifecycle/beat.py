@@ -244,7 +244,6 @@ class LifecycleScheduler(Scheduler):
         now = time.monotonic()
         tasks: list[Callable[[], Any]] = []
         if now - self._looked > min(LOOK_AT_HOLDS_EVERY, self._lifecycle.config.keep_alive / 3):
-            self._looked = now
             tasks.append(self._look_at_holds)
         if now - self._kept_house > HOUSEKEEPING_EVERY:
             self._kept_house = now
@@ -254,7 +253,10 @@ class LifecycleScheduler(Scheduler):
 
     def _look_at_holds(self) -> None:
         assert self._lifecycle is not None
-        holds.look(self._lifecycle, self._doubts)
+        try:
+            holds.look(self._lifecycle, self._doubts)
+        finally:  # a beat that stood still before its look, with all others, must not take the next one at once
+            self._looked = time.monotonic()
 
     def _tell(self) -> None:
         """Record that this beat ticks, for `lifecycle health`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from celery import Celery
 from sqlalchemy import create_engine, text
 
 from celery_lifecycle import Lifecycle, LifecycleObject, lifecycle_job
-from celery_lifecycle.beat import LOCKED_FOR, LifecycleScheduler, Stop
+from celery_lifecycle.beat import LOCKED_FOR, LOOK_AT_HOLDS_EVERY, LifecycleScheduler, Stop
 from celery_lifecycle.model import ObjectRef, Phase, Shipment
 from celery_lifecycle.queue import Push, draft_of
+from celery_lifecycle.store.holds import Hold
 from celery_lifecycle.store.runs import Calling
 from tests.support import wait_until
 from tests.support.protocol import WORKER, links_of
@@ -102,6 +104,33 @@ def test_a_tick_does_not_wait_for_a_row_that_a_caller_holds_and_whose_holder_is_
     beat._keep_house()
     wait_until(lambda: holds.of(kept["one"]) == [])
     engine.dispose()
+    lifecycle.close()
+
+
+@pytest.mark.databases("sqlite")
+def test_a_beat_that_stood_still_before_a_look_leaves_holders_their_time_until_the_next(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was suspended: beat and holders go on at the same moment."""
+    beat, lifecycle = _beat_with_due(database_url)
+    holds, clock = lifecycle.store.holds, [1000.0]
+    monkeypatch.setattr("celery_lifecycle.beat.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    cart = ObjectRef("cart", "one")
+    holds.hold(cart, "alive", "key", None, {}, lasts_ms=1)
+    [hold] = wait_until(holds.expired)
+
+    def expired_when_it_goes_on() -> list[Hold]:
+        clock[0] += 60
+        return [hold]
+
+    with monkeypatch.context() as stands_still:
+        stands_still.setattr(holds, "expired", expired_when_it_goes_on)
+        beat._keep_house()
+    beat._keep_house()
+    assert holds.of(cart) == [hold]
+    clock[0] += LOOK_AT_HOLDS_EVERY + 1
+    beat._keep_house()
+    assert holds.of(cart) == []
     lifecycle.close()
 
 

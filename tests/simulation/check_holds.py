@@ -113,9 +113,7 @@ class HoldChecks:
                 self.breaker.held.pop((state.id, flight.job), None)  # it has begun already
 
     def _check_given_up(self, one: Held, key: str, expires: int) -> None:
-        over = self.facts.now - expires
-        # A beat that is held up between its turn and its look takes the next one sooner after it.
-        if over < LOOKS_MS and not self.breaker.blocked_since(self.facts.world.process, self.facts.world.now - over):
+        if self.facts.now - expires < LOOKS_MS:
             self.facts.fail("a holder is given up after two looks", key)
         if one.row[4] != expires:
             self.facts.fail("a holder that was renewed is not given up", key)
