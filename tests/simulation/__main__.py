@@ -7,9 +7,9 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.profiles import PROFILES, plan_of
-from tests.simulation.simulation import Simulation
-from tests.simulation.story import report
+from tests.simulation.plans.profiles import PROFILES, plan_of
+from tests.simulation.world.simulation import Simulation
+from tests.simulation.world.story import report
 
 
 def main() -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulation.bodies import Bodies
-from tests.simulation.calls import Call
-from tests.simulation.checks import verb_of
-from tests.simulation.engine import Killed, Process
-from tests.simulation.plan import Plan
-from tests.simulation.simulation import Simulation
+from tests.simulation.checks.checker import verb_of
+from tests.simulation.plans.plan import Plan
+from tests.simulation.world.bodies import Bodies
+from tests.simulation.world.calls import Call
+from tests.simulation.world.engine import Killed, Process
+from tests.simulation.world.simulation import Simulation
 
 FIRST, SECOND = 0, 1
 JOB = {"at": 1000, "do": "push", "on": "plain/a", "id": "j", "n": "j", "script": [{"ms": 100}]}

@@ -9,7 +9,7 @@ import pytest
 
 from celery_lifecycle.config import Config
 from tests.simulation.crash_points import CASES, CrashWorld
-from tests.simulation.profiles import plan_of
+from tests.simulation.plans.profiles import plan_of
 from tests.simulation.test_simulation import MOVES_SEEN_IN
 from tests.support.crash_costs import AFTER_ON_A_DATABASE, NOTHING, ON_A_DATABASE, TEXT, costs, terms, told_terms
 

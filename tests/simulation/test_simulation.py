@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation import check_lateness
-from tests.simulation.facts import Violation
+from tests.simulation.checks import lateness
+from tests.simulation.checks.facts import Violation
+from tests.simulation.checks.played import Gathered, played, too_seldom
 from tests.simulation.mutants import CAUGHT_BY, MUTANTS, SEEDS
-from tests.simulation.mutation import Mutant, catches, mutated, seed_for
-from tests.simulation.plan import Plan
-from tests.simulation.played import Gathered, played, too_seldom
-from tests.simulation.profiles import PROFILES, plan_of
-from tests.simulation.story import play, report
+from tests.simulation.mutants.mutation import Mutant, catches, mutated, seed_for
+from tests.simulation.plans.plan import Plan
+from tests.simulation.plans.profiles import PROFILES, plan_of
+from tests.simulation.world.story import play, report
 from tests.support.moves import PLAYS, told_moves
 
 PARTS = 10
@@ -64,7 +64,7 @@ def test_the_verbs_that_move_an_object_between_its_states_are_those_of_the_desig
 def test_the_bounds_of_lateness_are_those_of_the_design() -> None:
     section = DESIGN.read_text(encoding="utf-8").partition("## How late at most")[2].partition("\n\n*Due*")[0]
     told, checked = ([line.split(" | ")[:2] for line in text.splitlines() if line.startswith("| ")] for text in (
-        section, check_lateness.__doc__ or ""
+        section, lateness.__doc__ or ""
     ))  # fmt: skip
     checked = [[what, until.removesuffix(" |")] for what, until in checked]
     assert len(told) == 7

@@ -1,0 +1,1 @@
+"""What a seed decides beforehand: the kinds of worlds, what happens in them and what fails."""
