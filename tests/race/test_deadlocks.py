@@ -14,30 +14,12 @@ from celery_lifecycle.model import Link, ObjectRef, Why
 from celery_lifecycle.store.database import Tx
 from celery_lifecycle.store.jobs import Pusher
 from celery_lifecycle.store.unit import lock_by_name
-from tests.support.databases import Database
-from tests.support.eyes import Eyes
-from tests.support.protocol import TASK, Clock, Table, links_of
+from tests.support.protocol import TASK, Table, links_of
 from tests.support.races import Call, Gate, wait_for_block
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb")
 
 A, B = ObjectRef("cart", "a"), ObjectRef("cart", "b")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def tables(database: Database, clock: Clock):
-    one = Table(database.url, clock=clock, lock_timeout=20)
-    two = Table(database.url, clock=clock, migrates=False, lock_timeout=20)
-    watcher = Table(database.url, clock=clock, migrates=False)
-    yield one, two, Eyes(database, two, watcher)
-    watcher.check()
-    for table in (one, two, watcher):
-        table.close()
 
 
 def test_two_transactions_that_lock_two_objects_crosswise_are_both_done_in_the_end(tables):

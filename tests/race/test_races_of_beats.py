@@ -10,33 +10,11 @@ import pytest
 
 from celery_lifecycle.model import ObjectRef, Phase
 from celery_lifecycle.store.jobs import Pusher
-from tests.support.databases import Database
-from tests.support.eyes import Eyes
-from tests.support.protocol import QUEUE, TASK, Clock, Table, links_of
+from tests.support.protocol import QUEUE, TASK, Table, carts, links_of
 from tests.support.races import Call, Gate, wait_for_block
 from tests.support.waiting import wait_until
 
 SERVERS = pytest.mark.databases("postgresql", "mariadb")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def tables(database: Database, clock: Clock):
-    one = Table(database.url, clock=clock, lock_timeout=10)
-    two = Table(database.url, clock=clock, migrates=False, lock_timeout=10)
-    watcher = Table(database.url, clock=clock, migrates=False)
-    yield one, two, Eyes(database, two, watcher)
-    watcher.check()
-    for table in (one, two, watcher):
-        table.close()
-
-
-def carts(count: int) -> list[ObjectRef]:
-    return [ObjectRef("cart", f"user-{number:03}") for number in range(count)]
 
 
 # --- objects that are due in each of the phases

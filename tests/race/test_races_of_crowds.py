@@ -10,33 +10,11 @@ from celery_lifecycle.store.entries import EntryRun
 from celery_lifecycle.store.unit import lock_by_name
 from celery_lifecycle.store.workers import Running
 from celery_lifecycle.transitions.run import Worker
-from tests.support.databases import Database
-from tests.support.eyes import Eyes
-from tests.support.protocol import CART, DONE, WORKER, Clock, Table, links_of
+from tests.support.protocol import CART, DONE, WORKER, Table, carts, links_of
 from tests.support.races import Call, Gate
 from tests.support.waiting import wait_until
 
 SERVERS = pytest.mark.databases("postgresql", "mariadb")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def tables(database: Database, clock: Clock):
-    one = Table(database.url, clock=clock, lock_timeout=10)
-    two = Table(database.url, clock=clock, migrates=False, lock_timeout=10)
-    watcher = Table(database.url, clock=clock, migrates=False)
-    yield one, two, Eyes(database, two, watcher)
-    one.check()
-    for table in (one, two, watcher):
-        table.close()
-
-
-def carts(count: int) -> list[ObjectRef]:
-    return [ObjectRef("cart", f"user-{number:03}") for number in range(count)]
 
 
 def push_all(t: Table, refs: list[ObjectRef]) -> None:

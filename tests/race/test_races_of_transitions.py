@@ -9,22 +9,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.comparison import left, told, tried
-from tests.support.databases import Database
-from tests.support.eyes import Eyes
-from tests.support.protocol import Clock, Table
 from tests.support.races import Gate, race
 from tests.support.scenes import SCENES, SKIPPING, twins
-
-
-@pytest.fixture
-def tables(database: Database):
-    clock = Clock()
-    one = Table(database.url, clock=clock, lock_timeout=20)
-    two = Table(database.url, clock=clock, migrates=False, lock_timeout=20)
-    watcher = Table(database.url, clock=clock, migrates=False)
-    yield one, two, Eyes(database, two, watcher)
-    for table in (one, two, watcher):
-        table.close()
 
 
 @pytest.mark.parametrize("name", SCENES)

@@ -33,6 +33,10 @@ MORE = Verdict(Action.YIELD)
 # --- values
 
 
+def carts(count: int) -> list[ObjectRef]:
+    return [ObjectRef("cart", f"user-{number:03}") for number in range(count)]
+
+
 def state(**more: Any) -> ObjectState:
     return ObjectState(**{"id": 7, "kind": CART.kind, "name": CART.name, **more})
 
