@@ -32,7 +32,7 @@ def test_the_revisions_are_those_of_the_scripts(tmp_path):
 
 
 def test_a_process_that_migrates_nothing_does_not_load_alembic():
-    """It would make every start of a worker, a beat and a client slower by a sixth."""
+    """It would cost every start of a worker, a beat and a client a fifth of a second, and each process 11 MiB."""
     code = "import sys, celery_lifecycle.worker, celery_lifecycle.beat, celery_lifecycle.cli; print('alembic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
