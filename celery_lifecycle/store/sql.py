@@ -126,7 +126,7 @@ class Sql:
         self.renew = self._(f"UPDATE {o} SET lease_until = :lease, doubt = 0 WHERE id {self._is_in(ids)}")
         self.aboard = self._(
             f"SELECT id, in_flight FROM {o} WHERE queue = :queue AND phase = 2 AND worker = :worker"
-            " AND in_flight IS NOT NULL"
+            " AND in_flight IS NOT NULL ORDER BY id"
         )
         self.lock_stale = self._(
             f"SELECT {columns} FROM {o} WHERE queue IS NULL AND (strike_lines IS NOT NULL OR not_before <= :now)"
@@ -146,9 +146,9 @@ class Sql:
         )
         self.related_jobs = self._(
             f"SELECT {job_columns} FROM {j} WHERE object_id = :object"
-            " AND (id = :job OR line = :line OR recovery_loop = 1)"
+            " AND (id = :job OR line = :line OR recovery_loop = 1) ORDER BY id"
         )
-        self.every_job_of = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object")
+        self.every_job_of = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object ORDER BY id")
         # Ids that begin with `#` are the protocol's own.
         self.jobs_of = self._(f"SELECT {job_columns} FROM {j} WHERE object_id = :object AND (id < '#' OR id >= '$')")
         # MySQL shows an old snapshot to all but locking reads inside a caller's transaction.

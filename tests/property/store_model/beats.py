@@ -75,7 +75,7 @@ class Beats(Beside):
         assert not chains
         assert claimed.rows == taken
         assert set(claimed.lost) == lost
-        self.looked += claimed.lost
+        self.looked += sorted(claimed.lost)  # which come in any order if their leases were over at once
 
     def _is_lost(self, thing: Thing) -> bool:
         return thing.run is not None and thing.run.lease <= self.now and thing.run.flight is not None
