@@ -149,7 +149,7 @@ def tell_of_death(task: Any, request: Any, job: Job, why: Why) -> None:
 def tell_from_outside(app: Celery, jobs: Iterable[Job], why: Why) -> None:
     """`tell_of_death` for jobs that none of this process's requests stands for: revoked ones, those of a lost worker."""
     for job in jobs:
-        if is_call(job) and job.task in app.tasks:
+        if job.task in app.tasks:
             kept = {key: job.options.get(key) for key in ("root_id", "parent_id", "reply_to", "ignore_result")}
             request = Context(id=job.id, correlation_id=job.id, task=job.task, delivery_info={}, **kept)
             try:

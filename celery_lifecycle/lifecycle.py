@@ -19,7 +19,7 @@ from celery_lifecycle.dispatch import Sender, make_route
 from celery_lifecycle.errors import LifecycleError, UnknownTask
 from celery_lifecycle.handles import ObjectHandle
 from celery_lifecycle.life import this_worker
-from celery_lifecycle.migrations.revision import HEAD, current, verify
+from celery_lifecycle.migrations.revision import upgrade, verify
 from celery_lifecycle.model import ObjectRef, Shipment
 from celery_lifecycle.objects import LifecycleObject, shared_kinds
 from celery_lifecycle.runner import Runner
@@ -81,10 +81,8 @@ class Lifecycle:
                 if self._store is None:
                     store = Store(self.config)
                     events.using_database(store.database.url.render_as_string(hide_password=True), self.config.embedded)
-                    if self.config.migrates_itself and current(store.database) != HEAD:
-                        from celery_lifecycle.migrations.schema import migrate  # loads Alembic
-
-                        migrate(store.database)
+                    if self.config.migrates_itself:
+                        upgrade(store.database)
                     self._store = store
         return self._store
 

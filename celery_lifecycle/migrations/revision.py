@@ -45,3 +45,15 @@ def verify(database: Database) -> None:
         f"The tables of celery_lifecycle in {database.url.render_as_string(hide_password=True)} are {what} (revision"
         f" {have}, needed {HEAD}). Run: celery -A <your app> lifecycle migrate"
     )
+
+
+def upgrade(database: Database) -> None:
+    """Make the tables, or bring them to this version, if they are not.
+
+    Raises:
+        DatabaseUnavailable: the database can't be reached.
+    """
+    if current(database) != HEAD:
+        from celery_lifecycle.migrations.schema import migrate  # loads Alembic
+
+        migrate(database)

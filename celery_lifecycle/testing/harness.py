@@ -17,8 +17,7 @@ from celery_lifecycle.beat import LOOK_AT_HOLDS_EVERY, LifecycleScheduler
 from celery_lifecycle.errors import LifecycleError
 from celery_lifecycle.lifecycle import Lifecycle, lifecycle_of
 from celery_lifecycle.link import header_in
-from celery_lifecycle.migrations.revision import HEAD, current
-from celery_lifecycle.migrations.schema import migrate
+from celery_lifecycle.migrations.revision import upgrade
 from celery_lifecycle.model import Cause, DeadJob, Job
 from celery_lifecycle.store import Store
 from celery_lifecycle.testing.broker import ListProducer, ListSender, Message
@@ -120,8 +119,7 @@ class Harness:
         config = replace(lifecycle.config, database_url=url)
         store = Store(config, clock=lambda: self._now_ms)
         exits.callback(store.close)
-        if current(store.database) != HEAD:
-            migrate(store.database)
+        upgrade(store.database)
         for name in _SWAPPED:
             exits.callback(setattr, lifecycle, name, getattr(lifecycle, name))
         lifecycle._config, lifecycle._store, lifecycle._database_id = config, store, None
