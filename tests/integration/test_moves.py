@@ -11,7 +11,8 @@ import pytest
 from celery_lifecycle import breaker, store, transitions
 from celery_lifecycle.config import Config
 from celery_lifecycle.store import Store
-from tests.support.moves import DESIGN, PLAYS, Move, told_moves
+from tests.support.design import DESIGN
+from tests.support.moves import PLAYS, Move, told_moves
 from tests.support.protocol import CART, Table, table
 
 STORE = Store(Config(database_url="sqlite://"))

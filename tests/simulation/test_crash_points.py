@@ -11,7 +11,8 @@ from celery_lifecycle.config import Config
 from tests.simulation.crash_points import CASES, CrashWorld
 from tests.simulation.plans.profiles import plan_of
 from tests.simulation.test_simulation import MOVES_SEEN_IN
-from tests.support.crash_costs import AFTER_ON_A_DATABASE, NOTHING, ON_A_DATABASE, TEXT, costs, terms, told_terms
+from tests.support.crash_costs import AFTER_ON_A_DATABASE, NOTHING, ON_A_DATABASE, costs, terms, told_terms
+from tests.support.design import DESIGN
 
 COSTS = costs()
 #: How much beat's poll, the notice of a death and the restart of a process may add (s).
@@ -66,6 +67,6 @@ def test_after_each_commit_there_is_a_crash_point_or_nothing_left_to_do() -> Non
     steps = {kind for case in CASES.values() for kind, _, _ in case.faults}
     steps = {re.sub(r"(?<=\.)_|_in$", "", kind).lower() for kind in steps}
     rest = {(role, verb) for role, verb in seen if f"crash {role} at after {verb}" not in steps}
-    told = re.search(r"^After any other commit (?:.|\n)*?:\n((?:.|\n)*?)\.\n", TEXT, re.MULTILINE)
+    told = re.search(r"^After any other commit (?:.|\n)*?:\n((?:.|\n)*?)\.\n", DESIGN, re.MULTILINE)
     assert told is not None
     assert {verb for _, verb in rest} - AFTER_ON_A_DATABASE == set(re.findall(r"`([\w.]+)`", told[1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,10 @@ from tests.simulation.mutants.mutation import Mutant, catches, mutated, seed_for
 from tests.simulation.plans.plan import Plan
 from tests.simulation.plans.profiles import PROFILES, plan_of
 from tests.simulation.world.story import play, report
+from tests.support.design import DESIGN
 from tests.support.moves import PLAYS, told_moves
 
 PARTS = 10
-DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 #: Seeds in which, taken together, everything happens that moves an object from one state to another, but for what is rare.
 MOVES_SEEN_IN = (
     1, 2, 5, 12, 14, 23, 25, 26, 27, 31, 57, 59, 83, 91, 100, 148, 225, 230, 239, 254, 257, 261, 275, 295, 344, 350, 435,
@@ -62,7 +61,7 @@ def test_the_verbs_that_move_an_object_between_its_states_are_those_of_the_desig
 
 
 def test_the_bounds_of_lateness_are_those_of_the_design() -> None:
-    section = DESIGN.read_text(encoding="utf-8").partition("## How late at most")[2].partition("\n\n*Due*")[0]
+    section = DESIGN.partition("## How late at most")[2].partition("\n\n*Due*")[0]
     told, checked = ([line.split(" | ")[:2] for line in text.splitlines() if line.startswith("| ")] for text in (
         section, lateness.__doc__ or ""
     ))  # fmt: skip

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from celery_lifecycle.beat import LOOK_AT_HOLDS_EVERY
 from celery_lifecycle.config import Config
+from tests.support.design import DESIGN
 
-TEXT = (Path(__file__).parents[2] / "docs" / "design.md").read_text(encoding="utf-8")
 NOTHING = "none"
 
 
@@ -58,7 +57,7 @@ def costs() -> dict[str, Cost]:
     for label, delay, strikes, runs in _rows():
         assert label not in found, f"two rows are called {label}"
         found[label] = Cost(delay, int(strikes), int(runs))
-    section = TEXT.partition("## The order of commits and sends")[2].partition("\n## ")[0]
+    section = DESIGN.partition("## The order of commits and sends")[2].partition("\n## ")[0]
     lines = re.findall(r"^\| `.*$", section, re.MULTILINE)
     assert len(lines) == len(found), "a row that can't be read is a row that is not played"
     return found
@@ -66,12 +65,12 @@ def costs() -> dict[str, Cost]:
 
 def _rows() -> Iterator[tuple[str, str, str, str]]:
     row = r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \| ([a-z+ -]+) \| (\d) \| ([+-]?\d) \|$"
-    yield from re.findall(row, TEXT, re.MULTILINE)
+    yield from re.findall(row, DESIGN, re.MULTILINE)
 
 
 def told_terms() -> dict[str, str]:
     """The table of the terms: each with the time that it comes to by default."""
-    return dict(re.findall(r"^\| ([a-z-]+(?: [a-z-]+)?) \| (\d+(?: to \d+)? s) \| [^|]+ \|$", TEXT, re.MULTILINE))
+    return dict(re.findall(r"^\| ([a-z-]+(?: [a-z-]+)?) \| (\d+(?: to \d+)? s) \| [^|]+ \|$", DESIGN, re.MULTILINE))
 
 
 #: The rows that the simulation can't play: tests/integration plays them on real databases.

@@ -9,15 +9,13 @@ import re
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from celery_lifecycle.model import Cause, Link, Why
 from celery_lifecycle.store.runs import Begun
 from celery_lifecycle.timing.spec import ScheduleSpec
+from tests.support.design import DESIGN
 from tests.support.protocol import CART, QUEUE, TASK, Table, links_of
-
-DESIGN = (Path(__file__).parents[2] / "docs" / "design.md").read_text(encoding="utf-8")
 
 Move = tuple[str, str, str]
 Play = Callable[[Table], Generator[None, None, None]]

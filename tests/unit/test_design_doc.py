@@ -8,7 +8,6 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from celery_lifecycle import breaker, transitions
@@ -16,15 +15,15 @@ from celery_lifecycle.config import Config
 from celery_lifecycle.model import Brief, Cause, InFlight, Link, ObjectState, Phase, Shipment
 from celery_lifecycle.transitions import run
 from celery_lifecycle.transitions.derive import Agenda
+from tests.support.design import DESIGN
 
-TEXT = (Path(__file__).parents[2] / "docs" / "design.md").read_text(encoding="utf-8")
 CONFIG = Config()
 NOW = 1_000_000
 FLIGHT = InFlight("a", 1, "task", "a", "host", "t", "q", 3)
 
 
 def _drawn() -> set[tuple[str, str, str]]:
-    edges = re.findall(r"^    (\w+) --> (\w+): ([\w, ]+)$", TEXT, re.MULTILINE)
+    edges = re.findall(r"^    (\w+) --> (\w+): ([\w, ]+)$", DESIGN, re.MULTILINE)
     return {
         (before, after, by)
         for before, after, names in edges
